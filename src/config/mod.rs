@@ -1,0 +1,131 @@
+//! The configuration, in two stages: [`json`] holds what the user wrote, [`reader`] takes it apart and names every fault, and the types here
+//! are what the program runs on: a value of them is valid by construction.
+
+mod json;
+mod pool;
+mod reader;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+pub use pool::{Host, Jobs, NoHost, Pool, Score};
+
+use json::Json;
+use reader::{Faults, Fields, Reader};
+
+/// Most pools of one configuration: each is one record that every worker visits on each tick.
+const MOST_POOLS: usize = 64;
+
+/// What an instance of the filter does.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// Chooses hosts.
+    Balancer(Balancer),
+    /// Answers the status paths.
+    Status,
+}
+
+/// The balancer's configuration.
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    /// The request header that the cluster's `override_host` policy reads; lower case.
+    pub override_header: String,
+    /// The pools by name, which is the name of their Envoy cluster.
+    pub pools: BTreeMap<String, Rc<Pool>>,
+}
+
+impl Role {
+    /// Reads a configuration. The error holds one line per fault: path, value, and what is allowed.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Vec<String>> {
+        let faults = Faults::default();
+        let role = Self::read(bytes, &faults);
+        let lines = faults.into_lines();
+        match role {
+            Some(role) if lines.is_empty() => Ok(role),
+            _ => Err(lines),
+        }
+    }
+
+    fn read(bytes: &[u8], faults: &Faults) -> Option<Self> {
+        let document: Json = match serde_json::from_slice(bytes) {
+            Ok(document) => document,
+            Err(error) if looks_like_protobuf(bytes) => {
+                let how = "it must be a google.protobuf.StringValue that holds JSON (a Struct arrives here as protobuf bytes)";
+                faults.note("", format_args!("not JSON ({error}); {how}"));
+                return None;
+            }
+            Err(error) => {
+                faults.note("", format_args!("not JSON: {error}"));
+                return None;
+            }
+        };
+        let mut fields = Reader::new(faults, &document).fields()?;
+        let roles = ["pools", "status", "classify"];
+        let named: Vec<&str> = roles.into_iter().filter(|role| fields.has(role)).collect();
+        if named.len() > 1 {
+            let two = named.join(" and ");
+            faults.note("", format_args!("{two} are there together; one instance of the filter has one of {}", roles.join(", ")));
+            return None;
+        }
+        if fields.has("status") {
+            let status = fields.boolean("status", false);
+            if !status {
+                fields.note("status", "only true is allowed; leave the instance out instead");
+            }
+            fields.finish();
+            return Some(Role::Status);
+        }
+        if fields.has("classify") {
+            fields.later("classify");
+            return None;
+        }
+        Balancer::read(fields).map(Role::Balancer)
+    }
+}
+
+impl Balancer {
+    fn read(mut fields: Fields) -> Option<Self> {
+        let token = "a header name in lower case, such as x-gateway-destination-endpoint";
+        let override_header = fields.text("override_header", "x-gateway-destination-endpoint", token, is_header_name);
+        let trusted = fields.boolean("trusted_headers", false);
+        if trusted {
+            fields.note("trusted_headers", "not supported yet");
+        }
+        fields.later("alerts");
+        let mut pools = BTreeMap::new();
+        let there = fields.take("pools", |value| {
+            value.fields()?.each(|name, pool| {
+                if name.is_empty() {
+                    pool.refuse("the pool of a cluster: its name is empty");
+                } else if let Some(read) = Pool::read(pool) {
+                    pools.insert(name.to_owned(), Rc::new(read));
+                }
+            });
+            if !(1..=MOST_POOLS).contains(&pools.len()) {
+                value.refuse(format_args!("a set of 1..={MOST_POOLS} pools"));
+            }
+            Some(())
+        });
+        if there.is_none() {
+            fields.note("pools", "it is missing; say \"pools\": {\"<cluster>\": {\"hosts\": […]}}, or \"status\": true");
+        }
+        fields.finish();
+        Some(Self { override_header, pools })
+    }
+}
+
+/// Names that HTTP allows, without those that Envoy or HTTP itself give a meaning.
+fn is_header_name(name: &str) -> bool {
+    let is_token = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "!#$%&'*+-.^_`|~".contains(c);
+    let is_taken = ["host", "connection", "content-length", "transfer-encoding", "te", "upgrade", "content-type"].contains(&name)
+        || name.starts_with("x-envoy-");
+    !name.is_empty() && name.len() <= 128 && name.chars().all(is_token) && !is_taken
+}
+
+/// Whether somebody wrote the configuration as a protobuf message: `Struct` starts with the tag of its first field.
+fn looks_like_protobuf(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&0x0A) && bytes.iter().any(|byte| *byte < 0x09)
+}
+
+#[cfg(test)]
+mod tests;

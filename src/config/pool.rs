@@ -1,0 +1,210 @@
+//! One pool's configuration.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::reader::{Fields, Reader};
+use crate::core::record::{Address, Named};
+
+/// Most hosts of one pool: the size up to which the shared record is measured and tested.
+const MOST_HOSTS: usize = 1024;
+
+/// A pool: the hosts of one Envoy cluster.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// At least one; each address once.
+    pub hosts: Vec<Host>,
+    /// The score's parameters.
+    pub score: Score,
+    /// The EWMA's time constant.
+    pub time_constant: Duration,
+    /// What takes a slot; `None`: every request.
+    pub jobs: Option<Jobs>,
+    /// How many next-best hosts follow the chosen one in the header.
+    pub alternates: usize,
+    /// What happens when no host is eligible.
+    pub no_host: NoHost,
+}
+
+/// A host as configured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    /// Where it listens.
+    pub address: Address,
+    /// The address as Envoy writes it.
+    pub text: String,
+    /// Relative capacity, 0.01 to 1,000.
+    pub weight: f32,
+    /// Slots.
+    pub max_in_flight: u32,
+    /// No new jobs.
+    pub drain: bool,
+}
+
+/// The parameters of `least_score`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Weight of the jobs in flight.
+    pub in_flight_weight: f32,
+    /// Weight of the latency.
+    pub latency_weight: f32,
+    /// The latency that counts 1.
+    pub target_latency: Duration,
+}
+
+/// Which requests are jobs: those whose method and path are both in the lists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Jobs {
+    methods: Vec<String>,
+    paths: Vec<String>,
+}
+
+/// What happens to a request when no host is eligible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoHost {
+    /// 503 with `Retry-After`.
+    Reject,
+    /// Envoy's own fallback policy chooses.
+    Fallback,
+}
+
+impl Host {
+    /// The part of it that the record shows.
+    pub fn named(&self) -> Named {
+        Named { address: self.address, weight: self.weight, max_in_flight: self.max_in_flight, drain: self.drain }
+    }
+}
+
+impl Jobs {
+    /// Whether a request is a job. The path's query does not count.
+    pub fn include(&self, method: &[u8], path: &[u8]) -> bool {
+        let path = path.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+        let is_path = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(prefix) => path.starts_with(prefix.as_bytes()),
+            None => path == pattern.as_bytes(),
+        };
+        self.methods.iter().any(|name| name.as_bytes() == method) && self.paths.iter().any(is_path)
+    }
+
+    fn read(fields: &mut Fields) -> Self {
+        let is_method = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_uppercase() || c == '-');
+        let is_path = |text: &str| text.starts_with('/') && text.is_ascii() && !text.contains(['?', '#', ' ']);
+        let methods = fields.texts("methods", &["POST"], "methods in upper case, such as \"POST\"", is_method);
+        let paths = "paths that start with /, such as \"/prompt\", or \"/v1/*\" for all below";
+        let paths = fields.texts("paths", &["/prompt"], paths, is_path);
+        Self { methods, paths }
+    }
+}
+
+impl Score {
+    fn read(fields: &mut Fields) -> Self {
+        let score = Self {
+            in_flight_weight: fields.number("in_flight_weight", 0.0..=1000.0, 0.7),
+            latency_weight: fields.number("latency_weight", 0.0..=1000.0, 0.3),
+            target_latency: millis(fields, "target_latency_ms", 4000),
+        };
+        if score.in_flight_weight + score.latency_weight == 0.0 {
+            fields.note("in_flight_weight", "0 together with latency_weight: 0 is no score; one of them must be above 0");
+        }
+        score
+    }
+}
+
+impl Pool {
+    pub(super) fn read(value: Reader) -> Option<Self> {
+        let mut fields = value.fields()?;
+        let max_in_flight = fields.integer("max_in_flight", 1..=1_000_000, 50) as u32;
+        let mut hosts: Vec<Option<Host>> = Vec::new();
+        let there = fields.take("hosts", |list| {
+            let read = list.items("a list of hosts", |host| read_host(host, max_in_flight));
+            if !(1..=MOST_HOSTS).contains(&read.len()) {
+                list.refuse(format_args!("a list of 1..={MOST_HOSTS} hosts: it has {}", read.len()));
+            }
+            hosts = read;
+        });
+        if there.is_none() {
+            fields.note("hosts", "it is missing; say \"hosts\": [{\"address\": \"10.0.0.1:8188\"}]");
+        }
+        refuse_repeated(&fields, &hosts);
+        fields.word("policy", &["least_score"], &["least_time", "weighted"], "least_score");
+        let score = fields.section("score", Score::read);
+        let time_constant = fields.section("ewma", |ewma| millis(ewma, "time_constant_ms", 30_000));
+        let jobs = fields.has("jobs").then(|| fields.section("jobs", Jobs::read));
+        let alternates = fields.integer("alternates", 0..=8, 2) as usize;
+        let no_host = match fields.word("no_host", &["reject", "fallback"], &[], "reject") {
+            "fallback" => NoHost::Fallback,
+            _ => NoHost::Reject,
+        };
+        fields.word("explain", &["off"], &["header"], "off");
+        fields.later_than("slow_start_ms", 0);
+        for key in LATER {
+            fields.later(key);
+        }
+        fields.finish();
+        let hosts = hosts.into_iter().flatten().collect();
+        Some(Self { hosts, score, time_constant, jobs, alternates, no_host })
+    }
+}
+
+/// Keys of the contract whose behaviour this version does not have.
+const LATER: [&str; 13] = [
+    "discovery",
+    "weighted",
+    "queue",
+    "class",
+    "cost",
+    "priority",
+    "tenant",
+    "failure",
+    "latency_breaker",
+    "probe",
+    "telemetry",
+    "budgets",
+    "affinity",
+];
+
+/// A duration of 1 ms to an hour.
+fn millis(fields: &mut Fields, key: &'static str, default: u64) -> Duration {
+    Duration::from_millis(fields.integer(key, 1..=3_600_000, default))
+}
+
+fn read_host(value: Reader, default_slots: u32) -> Option<Host> {
+    let mut fields = value.fields()?;
+    let address = fields.take("address", read_address);
+    if address.is_none() {
+        fields.note("address", "it is missing; say \"address\": \"10.0.0.1:8188\"");
+    }
+    let weight = fields.number("weight", 0.01..=1000.0, 1.0);
+    let max_in_flight = fields.integer("max_in_flight", 1..=1_000_000, default_slots.into()) as u32;
+    let drain = fields.boolean("drain", false);
+    fields.finish();
+    let address = address.flatten()?;
+    Some(Host { address: address.into(), text: address.to_string(), weight, max_in_flight, drain })
+}
+
+fn read_address(value: Reader) -> Option<SocketAddr> {
+    const ALLOWED: &str = "an IP address and a port in 1..=65535, such as 10.0.0.1:8188 or [fd00::1]:8188";
+    let address = value.text(ALLOWED)?.parse().ok().filter(|address: &SocketAddr| {
+        let is_plain = match address {
+            SocketAddr::V4(_) => true,
+            SocketAddr::V6(v6) => v6.scope_id() == 0 && v6.ip().to_ipv4_mapped().is_none(),
+        };
+        is_plain && address.port() != 0 && !address.ip().is_unspecified() && !address.ip().is_multicast()
+    });
+    if address.is_none() {
+        value.refuse(ALLOWED);
+    }
+    address
+}
+
+fn refuse_repeated(fields: &Fields, hosts: &[Option<Host>]) {
+    let mut first: BTreeMap<Address, usize> = BTreeMap::new();
+    for (index, host) in hosts.iter().enumerate() {
+        let Some(host) = host else { continue };
+        if let Some(earlier) = first.insert(host.address, index) {
+            let what = format!("\"{}\" is there twice; hosts[{earlier}] has it already", host.text);
+            fields.note(&format!("hosts[{index}].address"), what);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! What one worker alone knows of one pool: its leases, and how far it is in step with the shared record.
+//!
+//! ```text
+//!               join                       own transactions, ticks
+//!   (outside) ────────► in step ◄────────────────────────────────┐
+//!       ▲                  │                                     │
+//!       │                  ├── another died: the epoch rose ─────┤ join: moves its own share from pending to in_flight
+//!       │                  ├── configuration: other names ───────┤ join: adds hosts; the last worker retires the unnamed
+//!       │                  ├── the record was lost ──────────────┤ join: writes back all that it holds
+//!       └── leave ─────────┴── declared dead, but lives ─────────┘ join: registers again, writes back what was dropped
+//! ```
+//!
+//! Every change of counts needs a book that is in step; a book that is not joins first, in a transaction of its own.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use super::lease::Lease;
+use super::record::{Address, Named, Record, Seat, Worker};
+use crate::config::Score;
+
+/// How many of its own ticks an observer sees a beat unchanged before it declares the worker dead. With ticks of 100 ms that is 8 s:
+/// inside the 10 s that are promised, with room for late ticks. Own ticks, not time: when the whole process was
+/// stopped, the observer's ticks stopped too, and nobody dies of it.
+pub const TICKS_TO_DEATH: u32 = 80;
+
+/// What the live configurations of a worker say of a pool, as far as all workers must agree on it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Declared {
+    /// The hosts, each address once.
+    pub hosts: Vec<Named>,
+    /// The score's parameters.
+    pub score: Score,
+    /// The EWMA's time constant.
+    pub time_constant: Duration,
+}
+
+impl Declared {
+    fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for host in &self.hosts {
+            (host.address, host.weight.to_bits(), host.max_in_flight, host.drain).hash(&mut hasher);
+        }
+        let Score { in_flight_weight, latency_weight, target_latency } = self.score;
+        (in_flight_weight.to_bits(), latency_weight.to_bits(), target_latency, self.time_constant).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// How far a book and the record agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
+    incarnation: u64,
+    epoch: u32,
+    row: usize,
+    names: u64,
+}
+
+/// What [`Book::join`] found, for [`Book::joined`].
+#[derive(Clone, Debug)]
+pub struct Joined {
+    step: Step,
+    seats: Vec<(u32, Seat)>,
+}
+
+/// One worker's book of one pool.
+#[derive(Debug)]
+pub struct Book {
+    worker: u64,
+    declared: Declared,
+    names: u64,
+    step: Option<Step>,
+    /// The leases by stream.
+    leases: BTreeMap<u32, Lease>,
+    /// Beats of the other workers, and for how many ticks each has stood still.
+    watch: BTreeMap<u64, (u32, u32)>,
+    /// Counted here until a transaction carries it: requests without a lease.
+    pub unleased: u64,
+    /// Counted here until a transaction carries it: transactions that had to be run again.
+    pub conflicts: u64,
+    /// Whether this worker ever took a lease.
+    pub served: bool,
+    beat_is_due: bool,
+}
+
+/// Where the worker's own leases are counted in a record that it is not in step with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    InFlight,
+    Pending,
+    Nowhere,
+}
+
+impl Book {
+    /// An empty book of the worker with this id.
+    pub fn new(worker: u64) -> Self {
+        Self {
+            worker,
+            declared: Declared::default(),
+            names: Declared::default().fingerprint(),
+            step: None,
+            leases: BTreeMap::new(),
+            watch: BTreeMap::new(),
+            unleased: 0,
+            conflicts: 0,
+            served: false,
+            beat_is_due: true,
+        }
+    }
+
+    /// Takes over what the worker's live configurations say; the next join tells the others.
+    pub fn declare(&mut self, declared: Declared) {
+        self.names = declared.fingerprint();
+        self.declared = declared;
+    }
+
+    /// Whether counts may be changed as they are; if not, [`Book::join`] first.
+    pub fn is_in_step(&self, record: &Record) -> bool {
+        self.step.is_some_and(|step| {
+            let header = &record.header;
+            (step.incarnation, step.epoch, step.names) == (header.incarnation, header.epoch, self.names)
+                && record.worker_row(self.worker, step.row).is_some()
+        })
+    }
+
+    /// Brings the record in step with this book: registers the worker, writes its share to where it belongs, adds the hosts that it names,
+    /// retires those that nobody names any more, and drops what the dead had held once all have caught up.
+    #[must_use]
+    pub fn join(&self, record: &mut Record) -> Joined {
+        let known = self.step.filter(|step| step.incarnation == record.header.incarnation);
+        let found = record.worker_row(self.worker, known.map_or(0, |step| step.row));
+        let share = match known {
+            None => Share::Nowhere,
+            Some(step) if step.epoch == record.header.epoch => Share::InFlight,
+            Some(step) if record.header.swept > step.epoch => Share::Nowhere,
+            Some(_) => Share::Pending,
+        };
+        let seats = self.write_share(record, share, known.is_some());
+        let was = found.and_then(|row| record.worker(row));
+        let entry = Worker {
+            id: self.worker,
+            names: self.names,
+            epoch: record.header.epoch,
+            beat: was.map_or(0, |worker| worker.beat.wrapping_add(1)),
+            served: self.served.into(),
+        };
+        let row = match found {
+            Some(row) => {
+                record.set_worker(row, entry);
+                row
+            }
+            None => record.add_worker(entry),
+        };
+        self.write_names(record, was.is_none_or(|worker| worker.names != self.names));
+        record.sweep();
+        record.drop_retired();
+        let step = Step { incarnation: record.header.incarnation, epoch: record.header.epoch, row, names: self.names };
+        Joined { step, seats }
+    }
+
+    fn write_share(&self, record: &mut Record, share: Share, same_record: bool) -> Vec<(u32, Seat)> {
+        let mut seats = Vec::new();
+        if share == Share::InFlight {
+            return seats;
+        }
+        for (stream, lease) in &self.leases {
+            let (Some(seat), Some(address)) = (lease.seat, lease.address) else {
+                continue;
+            };
+            let slot = if same_record { record.slot_of(seat) } else { None };
+            let seat = match slot {
+                Some(slot) => Seat { slot, ..seat },
+                None => record.seat_at(address).unwrap_or_else(|| record.add_host(unnamed(address), true)),
+            };
+            record.with_host(seat.slot, |host| {
+                if share == Share::Pending {
+                    host.pending = host.pending.saturating_sub(1);
+                }
+                host.in_flight = host.in_flight.saturating_add(1);
+            });
+            seats.push((*stream, seat));
+        }
+        seats
+    }
+
+    fn write_names(&self, record: &mut Record, news: bool) {
+        let mut places: BTreeMap<Address, u32> =
+            record.hosts().zip(0..).filter(|(host, _)| !host.is_retired()).map(|(host, slot)| (host.address(), slot)).collect();
+        for named in &self.declared.hosts {
+            match places.remove(&named.address) {
+                Some(slot) if news => record.describe(slot, *named),
+                Some(_) => {}
+                None => _ = record.add_host(*named, false),
+            }
+        }
+        if news && !self.declared.hosts.is_empty() {
+            record.header.describe(&self.declared.score, self.declared.time_constant);
+        }
+        // Another worker that has not seen the newest configuration may still name, and use, what this one does not.
+        if record.workers().all(|worker| worker.names == self.names) {
+            for slot in places.into_values() {
+                record.retire(slot);
+            }
+        }
+    }
+
+    /// Takes over what [`Book::join`] found, once the record is stored.
+    pub fn joined(&mut self, joined: Joined) {
+        self.step = Some(joined.step);
+        for (stream, seat) in joined.seats {
+            if let Some(lease) = self.leases.get_mut(&stream) {
+                lease.seat = Some(seat);
+            }
+        }
+        self.beat_is_due = false;
+    }
+
+    /// Marks a transaction in the worker's own entry, so that others see that it lives, and carries the counts that were kept here.
+    pub fn beat(&self, record: &mut Record) {
+        let row = self.step.and_then(|step| record.worker_row(self.worker, step.row));
+        let Some((row, mut worker)) = row.and_then(|row| Some((row, record.worker(row)?))) else {
+            return;
+        };
+        worker.beat = worker.beat.wrapping_add(1);
+        worker.served = self.served.into();
+        record.set_worker(row, worker);
+        record.header.unleased += self.unleased;
+        record.header.conflicts += self.conflicts;
+    }
+
+    /// The record that carries the beat is stored.
+    pub fn has_beaten(&mut self) {
+        (self.unleased, self.conflicts, self.beat_is_due) = (0, 0, false);
+    }
+
+    /// Once a tick: looks at the other workers' beats and gives the ids of those that have stood still for too long.
+    pub fn watch(&mut self, record: &Record) -> Vec<u64> {
+        let mut seen = BTreeMap::new();
+        for worker in record.workers().filter(|worker| worker.id != self.worker) {
+            let ticks = match self.watch.get(&worker.id) {
+                Some((beat, ticks)) if *beat == worker.beat => ticks + 1,
+                _ => 0,
+            };
+            seen.insert(worker.id, (worker.beat, ticks));
+        }
+        self.watch = seen;
+        self.watch.iter().filter(|(_, (_, ticks))| *ticks >= TICKS_TO_DEATH).map(|(id, _)| *id).collect()
+    }
+
+    /// Declares those of `suspects` dead whose beat is still the one that [`Book::watch`] saw. Gives how many.
+    pub fn bury(&self, record: &mut Record, suspects: &[u64]) -> usize {
+        let mut dead = 0;
+        for id in suspects {
+            let row = record.worker_row(*id, 0);
+            let still = row.and_then(|row| record.worker(row)).zip(self.watch.get(id));
+            if let (Some(row), Some((worker, (beat, _)))) = (row, still)
+                && worker.beat == *beat
+            {
+                record.declare_dead(row);
+                dead += 1;
+            }
+        }
+        dead
+    }
+
+    /// Whether no transaction has shown since the last call that this worker lives.
+    pub fn beat_is_due(&mut self) -> bool {
+        std::mem::replace(&mut self.beat_is_due, true)
+    }
+
+    /// Whether this worker has nothing to do with the pool any more: it names no host and holds no lease.
+    pub fn is_idle(&self) -> bool {
+        self.declared.hosts.is_empty() && self.leases.is_empty()
+    }
+
+    /// Takes the worker out of the record; it holds nothing, so no count changes.
+    pub fn leave(&self, record: &mut Record) {
+        if let Some(row) = record.worker_row(self.worker, 0) {
+            record.remove_worker(row);
+        }
+        record.sweep();
+        record.drop_retired();
+    }
+
+    /// Puts a lease in the book.
+    pub fn take(&mut self, stream: u32, lease: Lease) {
+        self.leases.insert(stream, lease);
+    }
+
+    /// Takes a stream's lease out of the book: from now on nobody but the caller can settle it.
+    pub fn give(&mut self, stream: u32) -> Option<Lease> {
+        self.leases.remove(&stream)
+    }
+
+    /// A stream's lease.
+    pub fn lease(&self, stream: u32) -> Option<&Lease> {
+        self.leases.get(&stream)
+    }
+
+    /// A stream's lease, to change it.
+    pub fn lease_mut(&mut self, stream: u32) -> Option<&mut Lease> {
+        self.leases.get_mut(&stream)
+    }
+
+    /// All leases by stream.
+    pub fn leases(&self) -> impl Iterator<Item = (u32, &Lease)> {
+        self.leases.iter().map(|(stream, lease)| (*stream, lease))
+    }
+}
+
+fn unnamed(address: Address) -> Named {
+    Named { address, weight: 1.0, max_in_flight: 0, drain: false }
+}

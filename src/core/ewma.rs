@@ -1,0 +1,95 @@
+//! A host's latency: an exponentially weighted moving average over irregular samples, which fades when no samples come.
+//!
+//! Update, as in Finagle's and linkerd's EWMA: `e ← w·e + (1 − w)·sample`, `w = exp(−Δt/τ)`, where `Δt` is the time since the
+//! last sample and `τ` the `ewma.time_constant_ms`. Those two let an idle host's estimate decay to zero, and then send it a burst.
+//! Here it decays towards the pool's mean instead: an idle host is neither punished for ever for one slow job, nor
+//! taken for instant.
+
+use std::time::Duration;
+
+use super::time::Instant;
+
+/// A host's average latency and when it was last fed. The default is "no history".
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ewma {
+    /// Milliseconds.
+    pub millis: f32,
+    /// When the last sample came; [`Instant`] zero if none ever did.
+    pub fed: Instant,
+}
+
+impl Ewma {
+    /// Whether any sample ever came.
+    pub fn has_history(self) -> bool {
+        self.fed != Instant::default()
+    }
+
+    /// The average with one more sample. A first sample is taken as it is.
+    #[must_use]
+    pub fn with(self, sample: Duration, now: Instant, time_constant: Duration) -> Self {
+        let sample = sample.as_secs_f32() * 1000.0;
+        let fed = Instant(now.0.max(self.fed.0).max(1));
+        if !self.has_history() {
+            return Self { millis: sample, fed };
+        }
+        let weight = (-now.since(self.fed).as_secs_f32() / time_constant.as_secs_f32()).exp();
+        Self { millis: weight * self.millis + (1.0 - weight) * sample, fed }
+    }
+
+    /// How much of the average still stands after the time without a sample: 1 when just fed, towards 0 with age `x = Δt/τ`.
+    ///
+    /// `(1 − x/16)¹⁶` for `exp(−x)`: four multiplications instead of a library call for each host of each choice, monotone, and
+    /// within 0.018 of it everywhere.
+    #[inline]
+    pub fn freshness(self, now: Instant, time_constant: Duration) -> f32 {
+        let age = now.since(self.fed).as_micros() as f32 / time_constant.as_micros() as f32;
+        let base = (1.0 - age / 16.0).max(0.0);
+        let squared = |x: f32| x * x;
+        squared(squared(squared(squared(base))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAU: Duration = Duration::from_secs(30);
+
+    fn at(seconds: f64) -> Instant {
+        Instant((seconds * 1e6) as u64)
+    }
+
+    #[test]
+    fn the_first_sample_is_the_average() {
+        let ewma = Ewma::default().with(Duration::from_millis(800), at(5.0), TAU);
+        assert_eq!(ewma, Ewma { millis: 800.0, fed: at(5.0) });
+    }
+
+    #[test]
+    fn a_sample_after_one_time_constant_counts_for_63_percent() {
+        let ewma = Ewma { millis: 1000.0, fed: at(10.0) }.with(Duration::ZERO, at(40.0), TAU);
+        assert!((ewma.millis - 1000.0 * (-1f32).exp()).abs() < 0.1, "{ewma:?}");
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_changes_nothing_but_the_sample() {
+        let before = Ewma { millis: 1000.0, fed: at(100.0) };
+        let after = before.with(Duration::from_secs(9), at(50.0), TAU);
+        assert_eq!(after, before);
+        assert_eq!(before.freshness(at(50.0), TAU), 1.0);
+    }
+
+    #[test]
+    fn freshness_is_close_squared_exponential_and_falls_monotonically() {
+        let ewma = Ewma { millis: 1.0, fed: at(1.0) };
+        let mut last = 1.0;
+        for step in 0..3_000 {
+            let age = f64::from(step) * 0.3;
+            let fresh = ewma.freshness(at(1.0 + age), TAU);
+            assert!((fresh - (-age as f32 / 30.0).exp()).abs() < 0.018, "after {age} s: {fresh}");
+            assert!(fresh <= last, "rises after {age} s");
+            last = fresh;
+        }
+        assert_eq!(last, 0.0);
+    }
+}

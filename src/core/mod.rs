@@ -1,0 +1,16 @@
+//! The pure core: the books of a pool and the choice, with no hostcall, clock, log or randomness of its own.
+//!
+//! Whatever happens outside arrives as an argument (`now`, a random generator, what Envoy said of a stream), and what is to
+//! be done comes back as a value. One [`record::Record`] per pool holds what all workers share; one [`book::Book`] per pool
+//! and worker holds what this worker alone knows: its leases. A change is a function of the two, so that it can be run
+//! again when another worker was faster (compare-and-swap), and so that tests need no Envoy.
+
+pub mod book;
+pub mod choice;
+pub mod ewma;
+pub mod lease;
+pub mod outcome;
+pub mod packed;
+pub mod random;
+pub mod record;
+pub mod time;

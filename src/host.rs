@@ -1,0 +1,134 @@
+//! What the roles need of Envoy: the seam between the callbacks and the hostcalls.
+//!
+//! Envoy's implementation is `hostcalls.rs`; tests bring their own, which may answer anything.
+
+use crate::core::time::Instant;
+
+/// Envoy refused a hostcall. It is handled where it is met, never unwrapped; the number is the ABI's status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault(pub u32);
+
+/// A value of the process's shared data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shared {
+    /// `None`: the key does not exist.
+    pub value: Option<Vec<u8>>,
+    /// The value's version, for [`Host::store`].
+    pub cas: u32,
+}
+
+/// For [`Host::store`]: store only if the key does not exist. (On a missing key Envoy ignores the version, and no value has this one.)
+pub const IF_ABSENT: u32 = u32::MAX;
+
+/// How important a line of the log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// A change that an operator may want to see.
+    Info,
+    /// Something that an operator should look at.
+    Warn,
+    /// A refused configuration.
+    Error,
+}
+
+/// Envoy, as the roles see it.
+pub trait Host: Clone + 'static {
+    /// The monotonic clock.
+    fn now(&self) -> Instant;
+    /// Random bits.
+    fn random(&self) -> u64;
+    /// Writes a line to Envoy's log.
+    fn log(&self, level: Level, line: &str);
+    /// Reads shared data.
+    fn load(&self, key: &str) -> Result<Shared, Fault>;
+    /// Writes shared data if its version is still `cas`; `false`: it is not.
+    fn store(&self, key: &str, value: &[u8], cas: u32) -> Result<bool, Fault>;
+    /// A property of the current stream; its path's parts are separated by NUL. `None` where it is absent, empty, or refused.
+    fn property(&self, path: &str) -> Option<Vec<u8>>;
+    /// The request's headers: only while they are being handled.
+    fn request_headers(&self) -> Result<Headers, Fault>;
+    /// Sets a request header, or removes it.
+    fn set_request_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault>;
+    /// Answers the request.
+    fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault>;
+    /// Makes a stream the current one, inside a callback of its root. Refused if the stream has gone.
+    fn enter(&self, stream: u32) -> Result<(), Fault>;
+}
+
+/// A header map in the ABI's encoding: a count, the lengths of each name and value, then the bytes, each with a NUL behind it.
+#[derive(Clone, Debug, Default)]
+pub struct Headers(pub Vec<u8>);
+
+impl Headers {
+    /// The headers in order. Whatever the bytes are, this ends, and gives no more than lies in them.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let bytes = self.0.as_slice();
+        let number = |at: usize| -> Option<usize> {
+            let four = bytes.get(at..)?.first_chunk()?;
+            usize::try_from(u32::from_le_bytes(*four)).ok()
+        };
+        let count = number(0).unwrap_or(0).min(bytes.len() / 8);
+        let mut at = 4 + count * 8;
+        (0..count).map_while(move |index| {
+            let mut part = |length: usize| {
+                let part = bytes.get(at..at.checked_add(length)?)?;
+                at += length + 1;
+                Some(part)
+            };
+            let name = part(number(4 + index * 8)?)?;
+            let value = part(number(8 + index * 8)?)?;
+            Some((name, value))
+        })
+    }
+
+    /// The first value of this name; empty if there is none.
+    pub fn value(&self, wanted: &[u8]) -> &[u8] {
+        self.iter().find(|(name, _)| *name == wanted).map_or(&[], |(_, value)| value)
+    }
+}
+
+/// A property that holds a number: 8 bytes, little-endian.
+pub fn number(property: Option<Vec<u8>>) -> Option<u64> {
+    property?.as_slice().try_into().map(u64::from_le_bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn encode(pairs: &[(&[u8], &[u8])]) -> Headers {
+        let mut bytes = (pairs.len() as u32).to_le_bytes().to_vec();
+        for (name, value) in pairs {
+            bytes.extend((name.len() as u32).to_le_bytes());
+            bytes.extend((value.len() as u32).to_le_bytes());
+        }
+        for part in pairs.iter().flat_map(|(name, value)| [name, value]) {
+            bytes.extend_from_slice(part);
+            bytes.push(0);
+        }
+        Headers(bytes)
+    }
+
+    #[test]
+    fn headers_come_back_as_they_were_encoded_whatever_their_bytes() {
+        let pairs: [(&[u8], &[u8]); 4] = [(b":path", b"/"), (b"x", b""), (b"x", b"\xff\x00\x80"), (b"", b"y")];
+        assert_eq!(encode(&pairs).iter().collect::<Vec<_>>(), pairs);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_can_be_read_as_headers(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let headers = Headers(bytes);
+            prop_assert!(headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() <= headers.0.len());
+        }
+
+        #[test]
+        fn a_count_that_lies_gives_no_more_than_there_is(count in any::<u32>(), length in any::<u32>()) {
+            let mut bytes = count.to_le_bytes().to_vec();
+            bytes.extend([length.to_le_bytes(), length.to_le_bytes(), *b"abcd"].concat());
+            let headers = Headers(bytes);
+            prop_assert!(headers.iter().count() <= headers.0.len() / 8);
+        }
+    }
+}

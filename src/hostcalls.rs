@@ -1,0 +1,192 @@
+//! Envoy's side of the seam: the one file that makes hostcalls.
+//!
+//! The SDK's wrappers panic on statuses that they do not expect (92 `unwrap`s and `panic!`s in 0.2.5), and a panic ends the worker's VM with
+//! all its streams. So the ABI's functions are declared here once more, and every status becomes a value. This also saves copies:
+//! headers are read in the encoding in which they arrive.
+
+// Foreign functions can be called in no other way. Each call passes pointers into slices that outlive it, and takes over a block that
+// Envoy allocated through the SDK's allocator with exactly this length.
+#![allow(unsafe_code)]
+
+use std::ptr::null_mut;
+
+use crate::core::time::Instant;
+use crate::host::{Fault, Headers, Host, Level, Shared};
+
+/// The ABI's statuses that are not faults.
+mod status {
+    pub const OK: u32 = 0;
+    pub const NOT_FOUND: u32 = 1;
+    pub const CAS_MISMATCH: u32 = 8;
+}
+
+/// The ABI's map of request headers.
+const REQUEST_HEADERS: u32 = 0;
+
+/// WASI's monotonic clock; its precision in nanoseconds.
+const MONOTONIC: (u32, u64) = (1, 1000);
+
+#[link(wasm_import_module = "env")]
+unsafe extern "C" {
+    fn proxy_log(level: u32, message: *const u8, size: usize) -> u32;
+    fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
+    fn proxy_get_shared_data(key: *const u8, size: usize, value: *mut *mut u8, value_size: *mut usize, cas: *mut u32) -> u32;
+    fn proxy_set_shared_data(key: *const u8, size: usize, value: *const u8, value_size: usize, cas: u32) -> u32;
+    fn proxy_get_property(path: *const u8, size: usize, value: *mut *mut u8, value_size: *mut usize) -> u32;
+    fn proxy_get_header_map_pairs(map: u32, pairs: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_replace_header_map_value(map: u32, key: *const u8, size: usize, value: *const u8, value_size: usize) -> u32;
+    fn proxy_remove_header_map_value(map: u32, key: *const u8, size: usize) -> u32;
+    fn proxy_send_local_response(
+        status: u32,
+        details: *const u8,
+        details_size: usize,
+        body: *const u8,
+        body_size: usize,
+        headers: *const u8,
+        headers_size: usize,
+        grpc_status: i32,
+    ) -> u32;
+    fn proxy_set_effective_context(context: u32) -> u32;
+    fn proxy_get_buffer_bytes(buffer: u32, start: usize, most: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+}
+
+#[link(wasm_import_module = "wasi_snapshot_preview1")]
+unsafe extern "C" {
+    fn clock_time_get(clock: u32, precision: u64, time: *mut u64) -> u32;
+    fn random_get(bytes: *mut u8, size: usize) -> u32;
+}
+
+/// The Envoy that this VM runs in.
+#[derive(Clone, Copy, Debug)]
+pub struct Envoy;
+
+impl Envoy {
+    /// Asks for a tick of the current root each `millis`.
+    pub fn tick_each(self, millis: u32) {
+        // SAFETY: no pointers.
+        let _ = unsafe { proxy_set_tick_period_milliseconds(millis) };
+    }
+
+    /// The first `size` bytes of the plugin's configuration, inside `on_configure`.
+    pub fn configuration(self, size: usize) -> Result<Vec<u8>, Fault> {
+        const PLUGIN_CONFIGURATION: u32 = 7;
+        // SAFETY: see the top of this file.
+        let bytes = owned(|data, length| unsafe { proxy_get_buffer_bytes(PLUGIN_CONFIGURATION, 0, size, data, length) });
+        bytes.map(Option::unwrap_or_default)
+    }
+}
+
+fn check(status: u32) -> Result<(), Fault> {
+    if status == status::OK { Ok(()) } else { Err(Fault(status)) }
+}
+
+/// Calls a function that returns a block of bytes; `None`: there is no such thing, or it is empty.
+fn owned(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Option<Vec<u8>>, Fault> {
+    let (mut data, mut size) = (null_mut(), 0);
+    match call(&raw mut data, &raw mut size) {
+        status::OK if data.is_null() => Ok(None),
+        // SAFETY: see the top of this file.
+        status::OK => Ok(Some(unsafe { Vec::from_raw_parts(data, size, size) })),
+        status::NOT_FOUND => Ok(None),
+        other => Err(Fault(other)),
+    }
+}
+
+impl Host for Envoy {
+    fn now(&self) -> Instant {
+        let mut nanos = 0;
+        // SAFETY: the pointer is to a local.
+        let _ = unsafe { clock_time_get(MONOTONIC.0, MONOTONIC.1, &raw mut nanos) };
+        Instant((nanos / 1000).max(1))
+    }
+
+    fn random(&self) -> u64 {
+        let mut bytes = [0; 8];
+        // SAFETY: the pointer and the size are a local's.
+        let _ = unsafe { random_get(bytes.as_mut_ptr(), bytes.len()) };
+        u64::from_le_bytes(bytes)
+    }
+
+    fn log(&self, level: Level, line: &str) {
+        let level = match level {
+            Level::Info => 2,
+            Level::Warn => 3,
+            Level::Error => 4,
+        };
+        // SAFETY: see the top of this file.
+        let _ = unsafe { proxy_log(level, line.as_ptr(), line.len()) };
+    }
+
+    fn load(&self, key: &str) -> Result<Shared, Fault> {
+        let mut cas = 0;
+        let value = owned(|data, size| {
+            // SAFETY: see the top of this file.
+            unsafe { proxy_get_shared_data(key.as_ptr(), key.len(), data, size, &raw mut cas) }
+        })?;
+        // An existing key with an empty value has a version, and no bytes.
+        let value = if value.is_none() && cas != 0 { Some(Vec::new()) } else { value };
+        Ok(Shared { value, cas })
+    }
+
+    fn store(&self, key: &str, value: &[u8], cas: u32) -> Result<bool, Fault> {
+        // SAFETY: see the top of this file.
+        match unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) } {
+            status::OK => Ok(true),
+            status::CAS_MISMATCH => Ok(false),
+            other => Err(Fault(other)),
+        }
+    }
+
+    fn property(&self, path: &str) -> Option<Vec<u8>> {
+        // SAFETY: see the top of this file.
+        owned(|data, size| unsafe { proxy_get_property(path.as_ptr(), path.len(), data, size) }).ok().flatten()
+    }
+
+    fn request_headers(&self) -> Result<Headers, Fault> {
+        // SAFETY: see the top of this file.
+        let pairs = owned(|data, size| unsafe { proxy_get_header_map_pairs(REQUEST_HEADERS, data, size) })?;
+        Ok(Headers(pairs.unwrap_or_default()))
+    }
+
+    fn set_request_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
+        check(match value {
+            // SAFETY: see the top of this file.
+            Some(value) => unsafe {
+                proxy_replace_header_map_value(REQUEST_HEADERS, name.as_ptr(), name.len(), value.as_ptr(), value.len())
+            },
+            // SAFETY: see the top of this file.
+            None => unsafe { proxy_remove_header_map_value(REQUEST_HEADERS, name.as_ptr(), name.len()) },
+        })
+    }
+
+    fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault> {
+        const NO_GRPC_STATUS: i32 = -1;
+        let mut pairs = (headers.len() as u32).to_le_bytes().to_vec();
+        for (name, value) in headers {
+            pairs.extend((name.len() as u32).to_le_bytes());
+            pairs.extend((value.len() as u32).to_le_bytes());
+        }
+        for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+            pairs.extend_from_slice(text.as_bytes());
+            pairs.push(0);
+        }
+        // SAFETY: see the top of this file.
+        check(unsafe {
+            proxy_send_local_response(
+                status.into(),
+                "plimsoll".as_ptr(),
+                "plimsoll".len(),
+                body.as_ptr(),
+                body.len(),
+                pairs.as_ptr(),
+                pairs.len(),
+                NO_GRPC_STATUS,
+            )
+        })
+    }
+
+    fn enter(&self, stream: u32) -> Result<(), Fault> {
+        // SAFETY: no pointers.
+        check(unsafe { proxy_set_effective_context(stream) })
+    }
+}

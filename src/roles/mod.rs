@@ -1,0 +1,6 @@
+//! What the filter does in each of its roles: callbacks become events of the core, decisions become hostcalls. No policy here.
+
+pub mod balancer;
+pub mod reply;
+pub mod status;
+pub mod worker;

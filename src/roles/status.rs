@@ -1,0 +1,74 @@
+//! The status role: answers the operator's listener from the shared records, and nothing else.
+
+use serde_json::{Map, Value, json};
+
+use super::{reply, worker};
+use crate::core::choice;
+use crate::core::record::{Host as HostEntry, Record};
+use crate::core::time::Instant;
+use crate::host::{Fault, Host};
+
+/// Answers a request of the status listener.
+pub fn answer(host: &impl Host) -> Result<(), Fault> {
+    let headers = host.request_headers().unwrap_or_default();
+    let path = headers.value(b":path").split(|byte| *byte == b'?').next().unwrap_or_default();
+    match (headers.value(b":method"), path) {
+        (b"GET" | b"HEAD", b"/status.json") => {
+            let headers = [("content-type", "application/json"), ("cache-control", "no-store")];
+            host.reply(200, &headers, status(host).to_string().as_bytes())
+        }
+        (b"GET" | b"HEAD", _) => {
+            let body = reply::error("not_found", "there is only /status.json here");
+            host.reply(404, &[("content-type", "application/json")], body.as_bytes())
+        }
+        _ => {
+            let body = reply::error("method_not_allowed", "only GET and HEAD are allowed here");
+            host.reply(405, &[("content-type", "application/json"), ("allow", "GET, HEAD")], body.as_bytes())
+        }
+    }
+}
+
+/// `/status.json`, see the README.
+fn status(host: &impl Host) -> Value {
+    let now = host.now();
+    let pools: Map<String, Value> = worker::pools(host).into_iter().map(|(name, record)| (name, pool(&record, now))).collect();
+    json!({ "pools": pools })
+}
+
+fn pool(record: &Record, now: Instant) -> Value {
+    let scores = choice::scores(record, now);
+    let hosts: Vec<Value> = record.hosts().zip(scores).map(|(entry, score)| host_entry(&entry, score)).collect();
+    json!({
+        "policy": "least_score",
+        "hosts": hosts,
+        "waiting": 0,
+        "workers": record.workers().filter(|worker| worker.served != 0).count(),
+        "unleased": record.header.unleased,
+        "elsewhere": record.header.elsewhere,
+        "drift": record.header.drift,
+        "conflicts": record.header.conflicts,
+        "dead_workers": record.header.deaths,
+    })
+}
+
+fn host_entry(entry: &HostEntry, score: f64) -> Value {
+    let ewma = entry.ewma();
+    json!({
+        "address": entry.address().to_string(),
+        "state": if entry.is_draining() { "draining" } else { "serving" },
+        "in_flight": entry.load(),
+        "max_in_flight": entry.max_in_flight,
+        "weight": rounded(entry.weight.into()),
+        "ewma_ms": ewma.has_history().then(|| rounded(ewma.millis.into())),
+        "score": rounded(score),
+        "consecutive_failures": entry.consecutive_failures,
+        "ejected_for_ms": 0,
+        "requests": entry.requests,
+        "failures": entry.failures,
+    })
+}
+
+/// Four digits behind the point: more would show the representation, not the value.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}

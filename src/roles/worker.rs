@@ -1,0 +1,409 @@
+//! One VM instance and its books: every transaction on a pool's record goes through here.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::config::Pool;
+use crate::core::book::{Book, Declared};
+use crate::core::choice::{self, Decision, Kind};
+use crate::core::lease::{Lease, Settlement, Whereabouts};
+use crate::core::random::Random;
+use crate::core::record::{Address, Record, Roster, Seat, VERSION};
+use crate::core::time::Instant;
+use crate::host::{Fault, Host, IF_ABSENT, Level, number};
+
+/// How often each root ticks.
+pub const TICK: Duration = Duration::from_millis(100);
+
+/// Ticks of several roots in one VM that are closer together than this are one tick of the worker.
+const SAME_TICK: Duration = Duration::from_millis(50);
+
+/// A configuration whose root has not ticked for this many ticks of the worker is not live any more: Envoy stops the ticks of a root that
+/// was replaced, long before it deletes it.
+const TICKS_TO_STALE: u32 = 10;
+
+/// How often a transaction is run again. Each loss means that another worker won, so that this is reached only if something is broken.
+const MOST_CONFLICTS: u32 = 1000;
+
+/// The fault of a transaction that lost too often; no status of the ABI.
+const CONTENDED: Fault = Fault(u32::MAX);
+
+/// How a transaction's change ends.
+enum Change<T> {
+    /// The record changed: store it.
+    Store(T),
+    /// Nothing changed.
+    Leave(T),
+}
+
+struct PoolBook {
+    key: String,
+    book: Book,
+    /// The roots that name hosts of this pool, and how many ticks ago each was last seen.
+    roots: BTreeMap<u32, (Rc<Pool>, u32)>,
+}
+
+/// What the streams and roots of one VM share.
+pub struct Worker<H> {
+    host: H,
+    id: u64,
+    random: Random,
+    books: BTreeMap<Rc<str>, PoolBook>,
+    ticked: Instant,
+    said: BTreeMap<&'static str, (Instant, u64)>,
+}
+
+impl<H: Host> Worker<H> {
+    /// A worker without books.
+    pub fn new(host: H) -> Self {
+        // An id of 0 is as good as any other; two equal ones in one process have a chance of 2⁻⁶⁴.
+        let (id, random) = (host.random(), Random::new(host.random()));
+        Self { host, id, random, books: BTreeMap::new(), ticked: Instant::default(), said: BTreeMap::new() }
+    }
+
+    /// Notes that this root's configuration of the pool is live.
+    pub fn name(&mut self, pool_name: &Rc<str>, root: u32, pool: &Rc<Pool>) {
+        if let Some(known) = self.books.get_mut(pool_name).and_then(|book| book.roots.get_mut(&root))
+            && Rc::ptr_eq(&known.0, pool)
+        {
+            known.1 = 0;
+            return;
+        }
+        let books = match self.books.entry(pool_name.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                publish(&self.host, pool_name);
+                new.insert(PoolBook { key: key(pool_name), book: Book::new(self.id), roots: BTreeMap::new() })
+            }
+        };
+        books.roots.insert(root, (pool.clone(), 0));
+        books.declare();
+    }
+
+    /// Forgets a root that Envoy deletes.
+    pub fn unname(&mut self, root: u32) {
+        for books in self.books.values_mut() {
+            if books.roots.remove(&root).is_some() {
+                books.declare();
+            }
+        }
+    }
+
+    /// Chooses a host for a request. A job gets a lease, also when its host cannot be chosen here: then it follows where Envoy sends it.
+    pub fn choose(
+        &mut self,
+        pool_name: &str,
+        stream: u32,
+        pool: &Pool,
+        roster: &mut Roster,
+        kind: Kind,
+    ) -> Result<Decision, Fault> {
+        let now = self.host.now();
+        if let Some(books) = self.books.get_mut(pool_name) {
+            match kind {
+                Kind::Job => books.book.served = true,
+                Kind::Other => books.book.unleased += 1,
+            }
+        }
+        let (decision, seat) = self.transact(pool_name, |_, record, random| {
+            roster.refresh(record, pool.hosts.iter().map(|host| host.address));
+            let decision = choice::choose(record, pool, roster, now, random, kind);
+            let slot = match &decision {
+                Decision::Chosen(hosts) if kind == Kind::Job => {
+                    hosts.first().and_then(|host| roster.slots().get(*host).copied()?)
+                }
+                _ => None,
+            };
+            match slot.and_then(|slot| Some((slot, record.host(slot)?.generation))) {
+                Some((slot, generation)) => {
+                    record.reserve(slot);
+                    Change::Store((decision, Some(Seat { slot, generation })))
+                }
+                None => Change::Leave((decision, None)),
+            }
+        })?;
+        if let (Decision::Chosen(hosts), Some(seat)) = (&decision, seat) {
+            let named = hosts.iter().filter_map(|host| pool.hosts.get(*host)).map(|host| host.address).collect();
+            self.take(pool_name, stream, Lease::new(Some(seat), named, now, pool.time_constant));
+        }
+        Ok(decision)
+    }
+
+    /// Takes a lease for a job whose host Envoy chooses.
+    pub fn take_unplaced(&mut self, pool_name: &str, stream: u32, pool: &Pool) {
+        let now = self.host.now();
+        self.take(pool_name, stream, Lease::new(None, Vec::new(), now, pool.time_constant));
+    }
+
+    fn take(&mut self, pool_name: &str, stream: u32, lease: Lease) {
+        if let Some(books) = self.books.get_mut(pool_name) {
+            books.book.take(stream, lease);
+        }
+    }
+
+    /// The host of a stream's lease, and whether its response has begun.
+    pub fn lease(&self, pool_name: &str, stream: u32) -> Option<(Option<Address>, bool)> {
+        self.books.get(pool_name)?.book.lease(stream).map(|lease| (lease.address, lease.answered))
+    }
+
+    /// Marks that a stream's response has begun.
+    pub fn answered(&mut self, pool_name: &str, stream: u32) {
+        if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
+            lease.answered = true;
+        }
+    }
+
+    /// Moves a stream's lease to the host that works on it now.
+    pub fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
+        let moved = self.transact(pool_name, |book, record, _| match book.lease(stream) {
+            Some(lease) if lease.address != Some(now_at.address) => Change::Store(Some(lease.follow(record, now_at))),
+            _ => Change::Leave(None),
+        });
+        match moved {
+            Ok(Some(moved)) => {
+                if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
+                    lease.moved(moved);
+                }
+            }
+            Ok(None) => {}
+            // The next tick looks again.
+            Err(fault) => self.say_fault("follow a retry", fault),
+        }
+    }
+
+    /// Gives a stream's lease back. What cannot be stored now is stored at the next tick.
+    pub fn settle(&mut self, pool_name: &str, stream: u32, end: Settlement) {
+        let book = self.books.get_mut(pool_name).map(|books| &mut books.book);
+        let Some(lease) = book.and_then(|book| book.lease_mut(stream)) else {
+            return;
+        };
+        lease.ended = Some(end);
+        let now = self.host.now();
+        let settled = self.transact(pool_name, |book, record, _| {
+            if let Some(lease) = book.lease(stream) {
+                lease.settle(record, end, now);
+            }
+            Change::Store(())
+        });
+        match (settled, self.books.get_mut(pool_name)) {
+            (Ok(()), Some(books)) => _ = books.book.give(stream),
+            (Ok(()), None) => {}
+            (Err(fault), _) => self.say_fault("settle a lease", fault),
+        }
+    }
+
+    /// Once per [`TICK`], whichever root it comes from: sees to retries, to what could not be stored, to the other workers, and shows that it lives.
+    pub fn tick(&mut self) {
+        let now = self.host.now();
+        if now.since(self.ticked) < SAME_TICK && self.ticked != Instant::default() {
+            return;
+        }
+        self.ticked = now;
+        let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
+        for name in names {
+            self.follow_retries(&name, now);
+            self.forget_stale_roots(&name);
+            if let Err(fault) = self.keep_books(&name) {
+                self.say_fault("keep the books", fault);
+            }
+        }
+        self.books.retain(|_, books| !books.book.is_idle());
+    }
+
+    fn follow_retries(&mut self, name: &str, now: Instant) {
+        let Some(books) = self.books.get(name) else {
+            return;
+        };
+        let (mut ended, mut waiting) = (Vec::new(), Vec::new());
+        for (stream, lease) in books.book.leases() {
+            match lease.ended {
+                Some(end) => ended.push((stream, end)),
+                None if !lease.answered && now.since(lease.taken) >= TICK => waiting.push((stream, lease.address)),
+                None => {}
+            }
+        }
+        for (stream, end) in ended {
+            self.settle(name, stream, end);
+        }
+        for (stream, address) in waiting {
+            if self.host.enter(stream).is_err() {
+                continue;
+            }
+            if let Some(at) = whereabouts(&self.host)
+                && Some(at.address) != address
+            {
+                self.follow(name, stream, at);
+            }
+        }
+    }
+
+    fn forget_stale_roots(&mut self, name: &str) {
+        let Some(books) = self.books.get_mut(name) else {
+            return;
+        };
+        for (_, ticks) in books.roots.values_mut() {
+            *ticks += 1;
+        }
+        let before = books.roots.len();
+        books.roots.retain(|_, (_, ticks)| *ticks <= TICKS_TO_STALE);
+        if books.roots.len() != before {
+            books.declare();
+        }
+    }
+
+    fn keep_books(&mut self, name: &str) -> Result<(), Fault> {
+        let mut suspects = None;
+        let is_due = self.books.get_mut(name).is_some_and(|books| books.book.beat_is_due());
+        let buried = self.transact(name, |book, record, _| {
+            if book.is_idle() {
+                book.leave(record);
+                return Change::Store(0);
+            }
+            let suspects = suspects.get_or_insert_with(|| book.watch(record));
+            let buried = book.bury(record, suspects);
+            if is_due || buried > 0 || record.has_droppable() {
+                record.drop_retired();
+                return Change::Store(buried);
+            }
+            Change::Leave(0)
+        })?;
+        if buried > 0 {
+            let line = format!(
+                "plimsoll: pool {name}: {buried} dead worker(s): what they held is given back once all others have answered"
+            );
+            self.host.log(Level::Warn, &line);
+        }
+        Ok(())
+    }
+
+    /// Reads the pool's record, joins it if need be, changes it, and stores it; again, if another worker was faster.
+    fn transact<T>(
+        &mut self,
+        name: &str,
+        mut change: impl FnMut(&mut Book, &mut Record, &mut Random) -> Change<T>,
+    ) -> Result<T, Fault> {
+        let Some(PoolBook { key, book, .. }) = self.books.get_mut(name) else {
+            return Err(CONTENDED);
+        };
+        for _ in 0..MOST_CONFLICTS {
+            let (mut record, cas) = open(&self.host, key, name)?;
+            if !book.is_in_step(&record) && !book.is_idle() {
+                let joined = book.join(&mut record);
+                match self.host.store(key, &record.into_bytes(), cas)? {
+                    true => book.joined(joined),
+                    false => book.conflicts += 1,
+                }
+                continue;
+            }
+            match change(book, &mut record, &mut self.random) {
+                Change::Leave(result) => return Ok(result),
+                Change::Store(result) => {
+                    book.beat(&mut record);
+                    if self.host.store(key, &record.into_bytes(), cas)? {
+                        book.has_beaten();
+                        return Ok(result);
+                    }
+                    book.conflicts += 1;
+                }
+            }
+        }
+        Err(CONTENDED)
+    }
+
+    /// Logs a line of this kind at most once a second, with the number of those left out.
+    pub fn say(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) {
+        let now = self.host.now();
+        let (last, left_out) = self.said.entry(kind).or_default();
+        if now.since(*last) < Duration::from_secs(1) && *last != Instant::default() {
+            *left_out += 1;
+            return;
+        }
+        let more = std::mem::take(left_out);
+        *last = now;
+        let tail = if more > 0 { format!(" (and {more} more like it)") } else { String::new() };
+        self.host.log(level, &format!("plimsoll: {}{tail}", line()));
+    }
+
+    /// Logs a fault of Envoy's.
+    pub fn say_fault(&mut self, doing: &'static str, fault: Fault) {
+        self.say(doing, Level::Warn, || match fault {
+            CONTENDED => format!("could not {doing}: the shared record is contended"),
+            Fault(status) => format!("could not {doing}: Envoy answered with status {status}"),
+        });
+    }
+}
+
+impl PoolBook {
+    /// Tells the book what the live roots say; where two name the same host differently, the newer root's word stands.
+    fn declare(&mut self) {
+        let mut declared = Declared::default();
+        let mut seen = BTreeSet::new();
+        for (pool, _) in self.roots.values().rev() {
+            declared.hosts.extend(pool.hosts.iter().map(|host| host.named()).filter(|host| seen.insert(host.address)));
+        }
+        if let Some((pool, _)) = self.roots.values().next_back() {
+            declared.score = pool.score;
+            declared.time_constant = pool.time_constant;
+        }
+        self.book.declare(declared);
+    }
+}
+
+/// Where Envoy says that the current stream is.
+pub fn whereabouts(host: &impl Host) -> Option<Whereabouts> {
+    let address = Address::parse(&host.property("upstream\0address")?)?;
+    Some(Whereabouts { address, attempts: number(host.property("upstream\0request_attempt_count")).unwrap_or(1) })
+}
+
+fn key(pool: &str) -> String {
+    format!("plimsoll.{VERSION}.pool.{pool}")
+}
+
+/// The key of the list of pools, a JSON array of their names: shared data cannot be listed.
+const POOLS: &str = "plimsoll.pools";
+
+/// The record under the key, or a new one, and the version to store it with.
+fn open(host: &impl Host, key: &str, pool: &str) -> Result<(Record, u32), Fault> {
+    let shared = host.load(key)?;
+    let Some(bytes) = shared.value else {
+        return Ok((Record::new(host.random()), IF_ABSENT));
+    };
+    let record = Record::parse(bytes).unwrap_or_else(|_| {
+        host.log(Level::Warn, &format!("plimsoll: pool {pool}: the shared record is not one of ours; a new one takes its place"));
+        Record::new(host.random())
+    });
+    Ok((record, shared.cas))
+}
+
+/// Adds a pool to the list. A failure costs only its place on the status page, until the next worker tries.
+fn publish(host: &impl Host, pool: &str) {
+    for _ in 0..MOST_CONFLICTS {
+        let Ok(shared) = host.load(POOLS) else { return };
+        let cas = if shared.value.is_some() { shared.cas } else { IF_ABSENT };
+        let mut names = names(shared.value);
+        if names.iter().any(|name| name == pool) {
+            return;
+        }
+        names.push(pool.to_owned());
+        let bytes = serde_json::Value::from(names).to_string();
+        if host.store(POOLS, bytes.as_bytes(), cas) != Ok(false) {
+            return;
+        }
+    }
+}
+
+fn names(list: Option<Vec<u8>>) -> Vec<String> {
+    list.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+/// All pools of the process and their records, for the status page: those that have a host.
+pub fn pools(host: &impl Host) -> Vec<(String, Record)> {
+    let list = host.load(POOLS).ok().and_then(|shared| shared.value);
+    let record = |name: String| {
+        let record = Record::parse(host.load(&key(&name)).ok()?.value?).ok()?;
+        (record.header.hosts > 0).then_some((name, record))
+    };
+    names(list).into_iter().filter_map(record).collect()
+}

@@ -1,0 +1,153 @@
+//! The SDK's callbacks, given to the roles.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{Action, ContextType};
+
+use crate::config::Role;
+use crate::host::{Host, Level};
+use crate::hostcalls::Envoy;
+use crate::roles::balancer::{Flow, Plan, Stream};
+use crate::roles::status;
+use crate::roles::worker::{TICK, Worker};
+
+/// Most lines that a refused configuration puts in the log.
+const MOST_FAULTS: usize = 20;
+
+thread_local! {
+    /// What all instances of the filter in this VM share.
+    static WORKER: Rc<RefCell<Worker<Envoy>>> = Rc::new(RefCell::new(Worker::new(Envoy)));
+}
+
+fn worker() -> Rc<RefCell<Worker<Envoy>>> {
+    WORKER.with(Rc::clone)
+}
+
+// The one symbol that the VM looks up by name; the macro exports it.
+#[allow(unsafe_code)]
+mod entry {
+    proxy_wasm::main! {{
+        proxy_wasm::set_root_context(|id| Box::new(super::Root { id, role: super::Running::Nothing }));
+    }}
+}
+
+/// What a root runs.
+enum Running {
+    /// Not configured: passes everything.
+    Nothing,
+    Balancer(Rc<Plan>),
+    Status,
+}
+
+struct Root {
+    id: u32,
+    role: Running,
+}
+
+impl Context for Root {
+    fn on_done(&mut self) -> bool {
+        if let Running::Balancer(plan) = &self.role
+            && let Ok(mut worker) = worker().try_borrow_mut()
+        {
+            plan.end(&mut worker);
+        }
+        Envoy.tick_each(0);
+        true
+    }
+}
+
+impl RootContext for Root {
+    fn on_configure(&mut self, size: usize) -> bool {
+        let configuration = match Envoy.configuration(size) {
+            Ok(bytes) => bytes,
+            Err(fault) => {
+                Envoy.log(Level::Error, &format!("plimsoll: the configuration could not be read: {fault:?}"));
+                return false;
+            }
+        };
+        match Role::parse(&configuration) {
+            Ok(Role::Balancer(config)) => {
+                self.role = Running::Balancer(Rc::new(Plan::new(self.id, config)));
+                Envoy.tick_each(TICK.as_millis() as u32);
+                true
+            }
+            Ok(Role::Status) => {
+                self.role = Running::Status;
+                true
+            }
+            Err(faults) => {
+                for line in faults.iter().take(MOST_FAULTS) {
+                    Envoy.log(Level::Error, &format!("plimsoll: {line}"));
+                }
+                if faults.len() > MOST_FAULTS {
+                    let more = faults.len() - MOST_FAULTS;
+                    Envoy.log(Level::Error, &format!("plimsoll: and {more} more faults"));
+                }
+                false
+            }
+        }
+    }
+
+    fn on_tick(&mut self) {
+        if let Running::Balancer(plan) = &self.role
+            && let Ok(mut worker) = worker().try_borrow_mut()
+        {
+            plan.tick(&mut worker);
+        }
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+
+    fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
+        Some(match &self.role {
+            Running::Nothing => Box::new(Passing),
+            Running::Balancer(plan) => Box::new(Balancing(Stream::new(Envoy, worker(), plan.clone(), id))),
+            Running::Status => Box::new(Showing),
+        })
+    }
+}
+
+struct Passing;
+
+impl Context for Passing {}
+impl HttpContext for Passing {}
+
+struct Balancing(Stream<Envoy>);
+
+impl Context for Balancing {
+    fn on_done(&mut self) -> bool {
+        self.0.done();
+        true
+    }
+}
+
+impl HttpContext for Balancing {
+    fn on_http_request_headers(&mut self, _: usize, _: bool) -> Action {
+        match self.0.request() {
+            Flow::Continue => Action::Continue,
+            Flow::Answered => Action::Pause,
+        }
+    }
+
+    fn on_http_response_headers(&mut self, _: usize, _: bool) -> Action {
+        self.0.response();
+        Action::Continue
+    }
+}
+
+struct Showing;
+
+impl Context for Showing {}
+
+impl HttpContext for Showing {
+    fn on_http_request_headers(&mut self, _: usize, _: bool) -> Action {
+        match status::answer(&Envoy) {
+            Ok(()) => Action::Pause,
+            Err(_) => Action::Continue,
+        }
+    }
+}
