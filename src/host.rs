@@ -97,23 +97,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn encode(pairs: &[(&[u8], &[u8])]) -> Headers {
-        let mut bytes = (pairs.len() as u32).to_le_bytes().to_vec();
-        for (name, value) in pairs {
-            bytes.extend((name.len() as u32).to_le_bytes());
-            bytes.extend((value.len() as u32).to_le_bytes());
+    impl Headers {
+        /// The map that these headers make.
+        pub fn encode(pairs: &[(&[u8], &[u8])]) -> Self {
+            let mut bytes = (pairs.len() as u32).to_le_bytes().to_vec();
+            for (name, value) in pairs {
+                bytes.extend((name.len() as u32).to_le_bytes());
+                bytes.extend((value.len() as u32).to_le_bytes());
+            }
+            for part in pairs.iter().flat_map(|(name, value)| [name, value]) {
+                bytes.extend_from_slice(part);
+                bytes.push(0);
+            }
+            Self(bytes)
         }
-        for part in pairs.iter().flat_map(|(name, value)| [name, value]) {
-            bytes.extend_from_slice(part);
-            bytes.push(0);
-        }
-        Headers(bytes)
     }
 
     #[test]
     fn headers_come_back_as_they_were_encoded_whatever_their_bytes() {
         let pairs: [(&[u8], &[u8]); 4] = [(b":path", b"/"), (b"x", b""), (b"x", b"\xff\x00\x80"), (b"", b"y")];
-        assert_eq!(encode(&pairs).iter().collect::<Vec<_>>(), pairs);
+        assert_eq!(Headers::encode(&pairs).iter().collect::<Vec<_>>(), pairs);
     }
 
     proptest! {

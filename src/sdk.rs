@@ -16,6 +16,9 @@ use crate::roles::worker::{TICK, Worker};
 /// Most lines that a refused configuration puts in the log.
 const MOST_FAULTS: usize = 20;
 
+/// Within how many milliseconds the first tick comes.
+const FIRST_TICK_WITHIN_MS: u64 = 10;
+
 thread_local! {
     /// What all instances of the filter in this VM share.
     static WORKER: Rc<RefCell<Worker<Envoy>>> = Rc::new(RefCell::new(Worker::new(Envoy)));
@@ -29,7 +32,7 @@ fn worker() -> Rc<RefCell<Worker<Envoy>>> {
 #[allow(unsafe_code)]
 mod entry {
     proxy_wasm::main! {{
-        proxy_wasm::set_root_context(|id| Box::new(super::Root { id, role: super::Running::Nothing }));
+        proxy_wasm::set_root_context(|id| Box::new(super::Root { id, role: super::Running::Nothing, has_ticked: false }));
     }}
 }
 
@@ -44,6 +47,7 @@ enum Running {
 struct Root {
     id: u32,
     role: Running,
+    has_ticked: bool,
 }
 
 impl Context for Root {
@@ -70,7 +74,9 @@ impl RootContext for Root {
         match Role::parse(&configuration) {
             Ok(Role::Balancer(config)) => {
                 self.role = Running::Balancer(Rc::new(Plan::new(self.id, config)));
-                Envoy.tick_each(TICK.as_millis() as u32);
+                // The first tick makes the books; at random, so that the workers' later ticks do not all meet at the record.
+                self.has_ticked = false;
+                Envoy.tick_each(1 + (Envoy.random() % FIRST_TICK_WITHIN_MS) as u32);
                 true
             }
             Ok(Role::Status) => {
@@ -91,6 +97,9 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
+        if !std::mem::replace(&mut self.has_ticked, true) {
+            Envoy.tick_each(TICK.as_millis() as u32);
+        }
         if let Running::Balancer(plan) = &self.role
             && let Ok(mut worker) = worker().try_borrow_mut()
         {

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::reader::{Fields, Reader};
-use crate::core::record::{Address, Named};
+use crate::core::address::Address;
+use crate::core::record::Named;
 
 /// Most hosts of one pool: the size up to which the shared record is measured and tested.
 const MOST_HOSTS: usize = 1024;
@@ -90,8 +91,9 @@ impl Jobs {
     fn read(fields: &mut Fields) -> Self {
         let is_method = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_uppercase() || c == '-');
         let is_path = |text: &str| text.starts_with('/') && text.is_ascii() && !text.contains(['?', '#', ' ']);
-        let methods = fields.texts("methods", &["POST"], "methods in upper case, such as \"POST\"", is_method);
-        let paths = "paths that start with /, such as \"/prompt\", or \"/v1/*\" for all below";
+        let methods = ("methods", "a method in upper case, such as \"POST\"");
+        let methods = fields.texts("methods", &["POST"], methods, is_method);
+        let paths = ("paths", "a path that starts with /, such as \"/prompt\", or \"/v1/*\" for all below");
         let paths = fields.texts("paths", &["/prompt"], paths, is_path);
         Self { methods, paths }
     }
@@ -117,11 +119,7 @@ impl Pool {
         let max_in_flight = fields.integer("max_in_flight", 1..=1_000_000, 50) as u32;
         let mut hosts: Vec<Option<Host>> = Vec::new();
         let there = fields.take("hosts", |list| {
-            let read = list.items("a list of hosts", |host| read_host(host, max_in_flight));
-            if !(1..=MOST_HOSTS).contains(&read.len()) {
-                list.refuse(format_args!("a list of 1..={MOST_HOSTS} hosts: it has {}", read.len()));
-            }
-            hosts = read;
+            hosts = list.items("hosts", 1..=MOST_HOSTS, |host| read_host(host, max_in_flight));
         });
         if there.is_none() {
             fields.note("hosts", "it is missing; say \"hosts\": [{\"address\": \"10.0.0.1:8188\"}]");
@@ -130,7 +128,8 @@ impl Pool {
         fields.word("policy", &["least_score"], &["least_time", "weighted"], "least_score");
         let score = fields.section("score", Score::read);
         let time_constant = fields.section("ewma", |ewma| millis(ewma, "time_constant_ms", 30_000));
-        let jobs = fields.has("jobs").then(|| fields.section("jobs", Jobs::read));
+        let has_jobs = fields.has("jobs");
+        let jobs = Some(fields.section("jobs", Jobs::read)).filter(|_| has_jobs);
         let alternates = fields.integer("alternates", 0..=8, 2) as usize;
         let no_host = match fields.word("no_host", &["reject", "fallback"], &[], "reject") {
             "fallback" => NoHost::Fallback,
@@ -204,7 +203,7 @@ fn refuse_repeated(fields: &Fields, hosts: &[Option<Host>]) {
         let Some(host) = host else { continue };
         if let Some(earlier) = first.insert(host.address, index) {
             let what = format!("\"{}\" is there twice; hosts[{earlier}] has it already", host.text);
-            fields.note(&format!("hosts[{index}].address"), what);
+            fields.note_item("hosts", index, "address", what);
         }
     }
 }

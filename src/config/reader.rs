@@ -49,6 +49,7 @@ pub struct Fields<'a> {
     path: String,
     entries: &'a [(String, Json)],
     known: Vec<&'static str>,
+    later: Vec<&'static str>,
 }
 
 impl<'a> Reader<'a> {
@@ -57,9 +58,10 @@ impl<'a> Reader<'a> {
         Self { faults, path: String::new(), value }
     }
 
-    /// Notes a fault of this value: `value is not allowed`.
-    pub fn refuse(&self, allowed: impl fmt::Display) {
+    /// Notes a fault of this value: `value is not allowed`. Gives `false`, so that a filter can end with it.
+    pub fn refuse(&self, allowed: impl fmt::Display) -> bool {
         self.faults.note(&self.path, format_args!("{} is not {allowed}", self.value));
+        false
     }
 
     /// The value as an object, without its repeated keys, each of which is a fault.
@@ -73,7 +75,7 @@ impl<'a> Reader<'a> {
                 self.faults.note(&join(&self.path, key), "the key is there twice; each key is allowed once");
             }
         }
-        Some(Fields { faults: self.faults, path: self.path.clone(), entries, known: Vec::new() })
+        Some(Fields { faults: self.faults, path: self.path.clone(), entries, known: Vec::new(), later: Vec::new() })
     }
 
     /// The value as a string.
@@ -85,6 +87,20 @@ impl<'a> Reader<'a> {
                 None
             }
         }
+    }
+
+    /// Every item of a list of `count` `things`, read with its own path.
+    pub fn items<T>(&self, things: &str, count: RangeInclusive<usize>, mut read: impl FnMut(Reader) -> T) -> Vec<T> {
+        let Json::List(items) = self.value else {
+            self.refuse(format_args!("a list of {things}"));
+            return Vec::new();
+        };
+        if !count.contains(&items.len()) {
+            let (least, most) = count.into_inner();
+            self.refuse(format_args!("a list of {least}..={most} {things}: it has {}", items.len()));
+        }
+        let read = |(index, value)| read(Reader { faults: self.faults, path: format!("{}[{index}]", self.path), value });
+        items.iter().enumerate().map(read).collect()
     }
 
     fn integer(&self, range: &RangeInclusive<u64>) -> Option<u64> {
@@ -120,6 +136,11 @@ impl<'a> Fields<'a> {
     /// Notes a fault of a key of this object.
     pub fn note(&self, key: &str, what: impl fmt::Display) {
         self.faults.note(&self.path(key), what);
+    }
+
+    /// Notes a fault of a key of an item in a list of this object.
+    pub fn note_item(&self, list: &str, index: usize, key: &str, what: impl fmt::Display) {
+        self.faults.note(&format!("{}[{index}].{key}", self.path(list)), what);
     }
 
     /// Whether the key is there.
@@ -179,39 +200,39 @@ impl<'a> Fields<'a> {
                 match later.contains(&text) {
                     true => value.refuse(format_args!("supported yet; allowed now: {allowed}")),
                     false => value.refuse(&allowed),
-                }
+                };
             }
             word
         })
     }
 
-    /// A list of strings that pass `is_valid`, at least one; `allowed` describes one of them.
-    pub fn texts(&mut self, key: &'static str, default: &[&str], allowed: &str, is_valid: impl Fn(&str) -> bool) -> Vec<String> {
-        self.faults.asked(&self.path(key), default.join(", "), format_args!("a list of {allowed}"));
+    /// A list of strings that pass `is_valid`; `things` names them, `example` is one.
+    pub fn texts(
+        &mut self,
+        key: &'static str,
+        default: &[&str],
+        (things, example): (&str, &str),
+        is_valid: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        const MOST: usize = 100;
+        self.faults.asked(&self.path(key), default.join(", "), format_args!("1..={MOST} {things}"));
         let list = self.take(key, |value| {
-            let texts = value.items(&format!("a list of {allowed}"), |item| {
-                let text = item.text(allowed)?;
-                if !is_valid(text) {
-                    item.refuse(allowed);
-                }
-                Some(text.to_owned())
-            });
-            if texts.is_empty() && matches!(value.value, Json::List(_)) {
-                value.refuse("a list of at least one");
-            }
-            texts.into_iter().flatten().collect()
+            value.items(things, 1..=MOST, |item| {
+                let text = item.text(example).filter(|text| is_valid(text) || item.refuse(example));
+                text.map(str::to_owned)
+            })
         });
-        list.unwrap_or_else(|| default.iter().map(|text| (*text).to_owned()).collect())
+        match list {
+            Some(texts) => texts.into_iter().flatten().collect(),
+            None => default.iter().map(|text| (*text).to_owned()).collect(),
+        }
     }
 
     /// A string that passes `is_valid`.
     pub fn text(&mut self, key: &'static str, default: &str, allowed: &str, is_valid: impl Fn(&str) -> bool) -> String {
         self.take_or(key, default.to_owned(), allowed, |value| {
-            let text = value.text(allowed)?;
-            if !is_valid(text) {
-                value.refuse(allowed);
-            }
-            Some(text.to_owned())
+            let text = value.text(allowed).filter(|text| is_valid(text) || value.refuse(allowed));
+            text.map(str::to_owned)
         })
     }
 
@@ -219,7 +240,7 @@ impl<'a> Fields<'a> {
     pub fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields) -> T) -> T {
         let fields = self.take(key, |value| value.fields().map(|fields| fields.entries));
         let entries = fields.flatten().unwrap_or_default();
-        let mut fields = Fields { faults: self.faults, path: self.path(key), entries, known: Vec::new() };
+        let mut fields = Fields { faults: self.faults, path: self.path(key), entries, known: Vec::new(), later: Vec::new() };
         let read = read(&mut fields);
         fields.finish();
         read
@@ -228,7 +249,7 @@ impl<'a> Fields<'a> {
     /// A number of which this version knows only the one value that switches its behaviour off.
     pub fn later_than(&mut self, key: &'static str, off: u64) {
         self.take(key, |value| match value.value {
-            Json::Number(number) if number.as_u64() == Some(off) => {}
+            Json::Number(number) if number.as_u64() == Some(off) => true,
             _ => value.refuse(format_args!("supported yet; allowed now: {off}")),
         });
     }
@@ -236,6 +257,7 @@ impl<'a> Fields<'a> {
     /// A key whose behaviour comes with a later version.
     pub fn later(&mut self, key: &'static str) {
         self.take(key, |value| value.faults.note(&value.path, "not supported yet"));
+        self.later.push(key);
     }
 
     /// Every entry of an object whose keys are names that the user chose.
@@ -249,22 +271,11 @@ impl<'a> Fields<'a> {
     pub fn finish(self) {
         for (key, _) in self.entries {
             if !self.known.contains(&key.as_str()) {
-                let known = self.known.join(", ");
+                let known: Vec<&str> = self.known.iter().filter(|key| !self.later.contains(key)).copied().collect();
+                let known = known.join(", ");
                 self.faults.note(&self.path(key), format_args!("there is no such key; allowed here: {known}"));
             }
         }
-    }
-}
-
-impl<'a> Reader<'a> {
-    /// Every item of a list, read with its own path.
-    pub fn items<T>(&self, allowed: &str, mut read: impl FnMut(Reader) -> T) -> Vec<T> {
-        let Json::List(items) = self.value else {
-            self.refuse(allowed);
-            return Vec::new();
-        };
-        let read = |(index, value)| read(Reader { faults: self.faults, path: format!("{}[{index}]", self.path), value });
-        items.iter().enumerate().map(read).collect()
     }
 }
 

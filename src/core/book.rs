@@ -16,8 +16,9 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
+use super::address::Address;
 use super::lease::Lease;
-use super::record::{Address, Named, Record, Seat, Worker};
+use super::record::{Named, Record, Seat, Worker};
 use crate::config::Score;
 
 /// How many of its own ticks an observer sees a beat unchanged before it declares the worker dead. With ticks of 100 ms that is 8 s:

@@ -15,7 +15,8 @@
 use std::time::Duration;
 
 use super::random::Random;
-use super::record::{Host, Record, Roster};
+use super::record::{Host, Record};
+use super::roster::Roster;
 use super::time::Instant;
 use crate::config::{Pool, Score};
 

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn freshness_is_close_squared_exponential_and_falls_monotonically() {
+    fn freshness_is_close_to_the_exponential_and_falls_monotonically() {
         let ewma = Ewma { millis: 1.0, fed: at(1.0) };
         let mut last = 1.0;
         for step in 0..3_000 {

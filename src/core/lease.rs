@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
+use super::address::Address;
 use super::outcome::Outcome;
-use super::record::{Address, Record, Seat};
+use super::record::{Record, Seat};
 use super::time::Instant;
 
 /// A job's reservation. Its seat is empty while its host is unknown: Envoy has not chosen yet, or chose an address that is not in the pool.

@@ -5,6 +5,7 @@
 //! and worker holds what this worker alone knows: its leases. A change is a function of the two, so that it can be run
 //! again when another worker was faster (compare-and-swap), and so that tests need no Envoy.
 
+pub mod address;
 pub mod book;
 pub mod choice;
 pub mod ewma;
@@ -13,4 +14,5 @@ pub mod outcome;
 pub mod packed;
 pub mod random;
 pub mod record;
+pub mod roster;
 pub mod time;

@@ -13,11 +13,9 @@
 //! **Which host is meant.** A host's entry has a `generation` that no other entry of the record ever has. A lease remembers both its
 //! slot and the generation: a host that left and came back is another entry, and an old lease cannot touch it.
 
-use std::collections::HashMap;
-use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use super::address::Address;
 use super::ewma::Ewma;
 use super::packed::packed;
 use super::time::Instant;
@@ -122,7 +120,7 @@ const RETIRED: u16 = 2;
 impl Host {
     /// Where the host listens.
     pub fn address(&self) -> Address {
-        Address { ip: self.ip, port: self.port }
+        Address::from_bits(self.ip, self.port)
     }
 
     /// Jobs that run or wait on the host.
@@ -155,36 +153,6 @@ impl Host {
 
     fn set_flag(&mut self, flag: u16, on: bool) {
         self.flags = if on { self.flags | flag } else { self.flags & !flag };
-    }
-}
-
-/// An IP address and port; IPv4 is kept as IPv4-mapped IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address {
-    ip: u128,
-    port: u16,
-}
-
-impl Address {
-    /// Reads an address as Envoy writes it: `10.0.0.1:8188` or `[fd00::1]:8188`.
-    pub fn parse(text: &[u8]) -> Option<Self> {
-        std::str::from_utf8(text).ok()?.parse::<SocketAddr>().ok().map(Self::from)
-    }
-}
-
-impl From<SocketAddr> for Address {
-    fn from(address: SocketAddr) -> Self {
-        let ip = match address.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        Self { ip: ip.to_bits(), port: address.port() }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        SocketAddr::new(Ipv6Addr::from_bits(self.ip).to_canonical(), self.port).fmt(out)
     }
 }
 
@@ -342,7 +310,7 @@ impl Record {
         self.header.generation = self.header.generation.wrapping_add(1).max(1);
         let generation = self.header.generation;
         let slot = self.header.hosts;
-        let mut host = Host { ip: named.address.ip, port: named.address.port, generation, ..Host::default() };
+        let mut host = Host { ip: named.address.ip(), port: named.address.port(), generation, ..Host::default() };
         host.set_flag(RETIRED, retired);
         let mut bytes = [0; Host::BYTES];
         host.write(&mut bytes);
@@ -436,35 +404,6 @@ impl Record {
     }
 }
 
-/// Where the hosts of one configuration stand in the record, kept until the membership changes.
-#[derive(Clone, Debug, Default)]
-pub struct Roster {
-    incarnation: u64,
-    membership: u32,
-    slots: Vec<Option<u32>>,
-}
-
-impl Roster {
-    /// Looks the hosts up again if the record's membership is another than the last time.
-    pub fn refresh(&mut self, record: &Record, addresses: impl ExactSizeIterator<Item = Address>) {
-        let Header { incarnation, membership, .. } = record.header;
-        if (self.incarnation, self.membership) == (incarnation, membership) && self.slots.len() == addresses.len() {
-            return;
-        }
-        let places: HashMap<Address, u32> =
-            record.hosts().zip(0..).filter(|(host, _)| !host.is_retired()).map(|(host, slot)| (host.address(), slot)).collect();
-        self.slots.clear();
-        self.slots.extend(addresses.map(|address| places.get(&address).copied()));
-        (self.incarnation, self.membership) = (incarnation, membership);
-    }
-
-    /// The slot of each host, in the configuration's order; `None` for one that the record does not have.
-    pub fn slots(&self) -> &[Option<u32>] {
-        &self.slots
-    }
-}
-
-/// The score's parameters as the header shows them.
 impl Header {
     /// Writes the score's parameters.
     pub fn describe(&mut self, score: &Score, time_constant: Duration) {

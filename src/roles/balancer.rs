@@ -15,10 +15,11 @@ use std::time::Duration;
 use super::reply::Verdict;
 use super::worker::{Worker, whereabouts};
 use crate::config::{self, NoHost, Pool};
+use crate::core::address::Address;
 use crate::core::choice::{Decision, Kind};
 use crate::core::lease::{Settlement, Whereabouts};
 use crate::core::outcome::{End, Outcome};
-use crate::core::record::{Address, Roster};
+use crate::core::roster::Roster;
 use crate::host::{Headers, Host, Level, number};
 
 /// Headers that only this filter sets.

@@ -4,3 +4,6 @@ pub mod balancer;
 pub mod reply;
 pub mod status;
 pub mod worker;
+
+#[cfg(test)]
+pub mod fake;

@@ -6,11 +6,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::config::Pool;
+use crate::core::address::Address;
 use crate::core::book::{Book, Declared};
 use crate::core::choice::{self, Decision, Kind};
 use crate::core::lease::{Lease, Settlement, Whereabouts};
 use crate::core::random::Random;
-use crate::core::record::{Address, Record, Roster, Seat, VERSION};
+use crate::core::record::{Record, Seat, VERSION};
+use crate::core::roster::Roster;
 use crate::core::time::Instant;
 use crate::host::{Fault, Host, IF_ABSENT, Level, number};
 
@@ -407,3 +409,6 @@ pub fn pools(host: &impl Host) -> Vec<(String, Record)> {
     };
     names(list).into_iter().filter_map(record).collect()
 }
+
+#[cfg(test)]
+mod model;

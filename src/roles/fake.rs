@@ -1,0 +1,259 @@
+//! A host for tests: Envoy's shared data in memory, virtual time, streams, and on command whatever can go wrong.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::core::random::Random;
+use crate::core::time::Instant;
+use crate::host::{Fault, Headers, Host, Level, Shared};
+
+/// What all VMs of one Envoy share: the data, one clock, one source of randomness.
+#[derive(Debug)]
+pub struct Process {
+    data: Mutex<Data>,
+    micros: AtomicU64,
+    random: Mutex<Random>,
+}
+
+#[derive(Debug, Default)]
+struct Data {
+    values: BTreeMap<String, (Vec<u8>, u32)>,
+    last_cas: u32,
+}
+
+impl Process {
+    /// An Envoy that has run for a day.
+    pub fn new(seed: u64) -> Arc<Self> {
+        let (data, random) = (Mutex::default(), Mutex::new(Random::new(seed)));
+        Arc::new(Self { data, micros: AtomicU64::new(86_400_000_000), random })
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, time: Duration) {
+        self.micros.fetch_add(time.as_micros() as u64, Relaxed);
+    }
+
+    /// Sets the clock back.
+    pub fn step_back(&self, time: Duration) {
+        self.micros.fetch_sub(time.as_micros() as u64, Relaxed);
+    }
+
+    /// The value under a key.
+    pub fn value(&self, key: &str) -> Option<Vec<u8>> {
+        self.data.lock().unwrap().values.get(key).map(|(bytes, _)| bytes.clone())
+    }
+
+    /// Another hand puts a value under a key, whatever its version.
+    pub fn put(&self, key: &str, value: Vec<u8>) {
+        assert!(self.data.lock().unwrap().store(key, &value, 0));
+    }
+
+    /// A key is lost.
+    pub fn lose(&self, key: &str) {
+        self.data.lock().unwrap().values.remove(key);
+    }
+}
+
+impl Data {
+    /// As `SharedData::set` of proxy-wasm-cpp-host does it: version 0 is any version, and a missing key has every version.
+    fn store(&mut self, key: &str, value: &[u8], cas: u32) -> bool {
+        if let Some((_, version)) = self.values.get(key)
+            && cas != 0
+            && cas != *version
+        {
+            return false;
+        }
+        self.last_cas += 1;
+        self.values.insert(key.to_owned(), (value.to_vec(), self.last_cas));
+        true
+    }
+}
+
+/// The fallible hostcalls.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    /// [`Host::load`].
+    Load,
+    /// [`Host::store`].
+    Store,
+    /// [`Host::set_request_header`] and [`Host::request_headers`].
+    Header,
+    /// [`Host::reply`].
+    Reply,
+}
+
+/// A stream as Envoy knows it.
+#[derive(Clone, Debug, Default)]
+pub struct Streamed {
+    /// The request's headers.
+    pub headers: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The stream's properties, their paths' parts separated by NUL.
+    pub properties: BTreeMap<&'static str, Vec<u8>>,
+    /// The status and headers of the filter's own reply.
+    pub replied: Option<(u16, BTreeMap<String, String>)>,
+}
+
+impl Streamed {
+    /// The value of a request header as text.
+    pub fn header(&self, name: &str) -> Option<String> {
+        self.headers.get(name.as_bytes()).map(|value| String::from_utf8(value.clone()).unwrap())
+    }
+}
+
+type Deed = Box<dyn FnOnce()>;
+
+struct Vm {
+    current: Cell<u32>,
+    streams: RefCell<BTreeMap<u32, Streamed>>,
+    refusals: [Cell<u32>; 4],
+    refused: Cell<u64>,
+    meanwhile: RefCell<VecDeque<Deed>>,
+    log: RefCell<Vec<String>>,
+}
+
+/// One VM's view of a [`Process`].
+#[derive(Clone)]
+pub struct Fake {
+    /// The Envoy around the VM.
+    pub process: Arc<Process>,
+    vm: Rc<Vm>,
+}
+
+impl Fake {
+    /// A new VM in this process.
+    pub fn new(process: &Arc<Process>) -> Self {
+        let vm = Vm {
+            current: Cell::default(),
+            streams: RefCell::default(),
+            refusals: Default::default(),
+            refused: Cell::default(),
+            meanwhile: RefCell::default(),
+            log: RefCell::default(),
+        };
+        Self { process: process.clone(), vm: Rc::new(vm) }
+    }
+
+    /// Changes a stream's request or properties; makes the stream if need be.
+    pub fn stream<T>(&self, stream: u32, change: impl FnOnce(&mut Streamed) -> T) -> T {
+        change(self.vm.streams.borrow_mut().entry(stream).or_default())
+    }
+
+    /// The stream whose callback comes next.
+    pub fn make_current(&self, stream: u32) {
+        self.vm.current.set(stream);
+    }
+
+    /// Envoy forgets a stream.
+    pub fn forget(&self, stream: u32) {
+        self.vm.streams.borrow_mut().remove(&stream);
+    }
+
+    /// The next `times` calls of this kind are refused.
+    pub fn refuse(&self, call: Call, times: u32) {
+        self.vm.refusals[call as usize].set(times);
+    }
+
+    /// All goes well again: nothing will be refused, nothing happens meanwhile.
+    pub fn heal(&self) {
+        self.vm.refusals.iter().for_each(|times| times.set(0));
+        self.vm.meanwhile.borrow_mut().clear();
+    }
+
+    /// How many calls were refused so far.
+    pub fn refused(&self) -> u64 {
+        self.vm.refused.get()
+    }
+
+    /// Does this between the next load and its store: what another worker does is done there.
+    pub fn meanwhile(&self, deed: impl FnOnce() + 'static) {
+        self.vm.meanwhile.borrow_mut().push_back(Box::new(deed));
+    }
+
+    /// The lines logged so far.
+    pub fn logged(&self) -> Vec<String> {
+        self.vm.log.borrow().clone()
+    }
+
+    fn check(&self, call: Call) -> Result<(), Fault> {
+        let times = &self.vm.refusals[call as usize];
+        if times.get() == 0 {
+            return Ok(());
+        }
+        times.set(times.get() - 1);
+        self.vm.refused.set(self.vm.refused.get() + 1);
+        Err(Fault(10))
+    }
+}
+
+impl Host for Fake {
+    fn now(&self) -> Instant {
+        Instant(self.process.micros.load(Relaxed))
+    }
+
+    fn random(&self) -> u64 {
+        self.process.random.lock().unwrap().bits()
+    }
+
+    fn log(&self, _: Level, line: &str) {
+        self.vm.log.borrow_mut().push(line.to_owned());
+    }
+
+    fn load(&self, key: &str) -> Result<Shared, Fault> {
+        self.check(Call::Load)?;
+        let data = self.process.data.lock().unwrap();
+        Ok(data.values.get(key).map_or(Shared::default(), |(bytes, cas)| Shared { value: Some(bytes.clone()), cas: *cas }))
+    }
+
+    fn store(&self, key: &str, value: &[u8], cas: u32) -> Result<bool, Fault> {
+        let deed = self.vm.meanwhile.borrow_mut().pop_front();
+        if let Some(deed) = deed {
+            deed();
+        }
+        self.check(Call::Store)?;
+        Ok(self.process.data.lock().unwrap().store(key, value, cas))
+    }
+
+    fn property(&self, path: &str) -> Option<Vec<u8>> {
+        self.vm.streams.borrow().get(&self.vm.current.get())?.properties.get(path).cloned()
+    }
+
+    fn request_headers(&self) -> Result<Headers, Fault> {
+        self.check(Call::Header)?;
+        let streams = self.vm.streams.borrow();
+        let headers = streams.get(&self.vm.current.get()).ok_or(Fault(2))?.headers.iter();
+        let pairs: Vec<(&[u8], &[u8])> = headers.map(|(name, value)| (name.as_slice(), value.as_slice())).collect();
+        Ok(Headers::encode(&pairs))
+    }
+
+    fn set_request_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
+        self.check(Call::Header)?;
+        let mut streams = self.vm.streams.borrow_mut();
+        let headers = &mut streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?.headers;
+        match value {
+            Some(value) => headers.insert(name.to_vec(), value.to_vec()),
+            None => headers.remove(name),
+        };
+        Ok(())
+    }
+
+    fn reply(&self, status: u16, headers: &[(&str, &str)], _: &[u8]) -> Result<(), Fault> {
+        self.check(Call::Reply)?;
+        let mut streams = self.vm.streams.borrow_mut();
+        let stream = streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?;
+        let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        stream.replied = Some((status, headers.collect()));
+        Ok(())
+    }
+
+    fn enter(&self, stream: u32) -> Result<(), Fault> {
+        if !self.vm.streams.borrow().contains_key(&stream) {
+            return Err(Fault(2));
+        }
+        self.vm.current.set(stream);
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! A model of one Envoy: several VMs with real workers, plans and streams over one fake host, driven by random events, and after each event
+//! compared with what the events say must be true.
+//!
+//! [`world`] carries the events out, [`truth`] holds the promises. An event that makes no sense where it comes (the end of a stream in a VM
+//! that has none) does nothing, so that any sequence is valid and shrinks well.
+
+mod truth;
+mod vm;
+mod world;
+
+use proptest::prelude::*;
+
+use crate::roles::fake::Call;
+use world::World;
+
+/// The hosts that configurations choose from.
+const ADDRESSES: [&str; 4] = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "[fd00::4]:80"];
+
+/// An address that no configuration names.
+const STRANGER: &str = "10.9.9.9:80";
+
+/// The pool that the streams go to.
+const POOL: &str = "gpu";
+
+/// What a configuration says of the pool; `None`: that there is no such pool.
+#[derive(Clone, Debug)]
+struct Wanted {
+    hosts: Option<[Option<Entry>; ADDRESSES.len()]>,
+    alternates: usize,
+    fallback: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    weight: f32,
+    slots: u32,
+    drain: bool,
+}
+
+/// How a stream ends.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Success,
+    Failure,
+    Abort,
+    BadPrompt,
+}
+
+/// What becomes of the pool's record.
+#[derive(Clone, Debug)]
+enum Loss {
+    Gone,
+    Garbage(Vec<u8>),
+    AnotherVersion,
+    Truncated,
+    /// It is there, with another version number under the same bytes: somebody stored what was there before.
+    Touched,
+}
+
+/// One event. Numbers of VMs, streams and addresses are taken modulo how many there are.
+#[derive(Clone, Debug)]
+enum Event {
+    /// A request comes; an old one over a connection that still has the configuration before.
+    Request { vm: usize, job: bool, old: bool },
+    /// Envoy's next attempt goes to one of the named hosts, to any other, or to a stranger.
+    Attempt { vm: usize, stream: usize, to: usize },
+    /// The response's headers come.
+    Answer { vm: usize, stream: usize },
+    /// A stream ends.
+    End { vm: usize, stream: usize, how: How, millis: u64 },
+    /// One VM ticks.
+    Tick { vm: usize },
+    /// All VMs tick so many times, but for one that sleeps, if any.
+    Rounds { rounds: u32, asleep: Option<usize> },
+    /// A new configuration is there for the VMs to take.
+    Publish(Wanted),
+    /// A VM takes the newest configuration.
+    Adopt { vm: usize },
+    /// Envoy deletes those old roots of a VM that have no streams.
+    Delete { vm: usize },
+    /// A VM traps; a new one takes its place.
+    Die { vm: usize },
+    /// The next hostcalls of a VM are refused.
+    Refuse { vm: usize, call: Call, times: u32 },
+    /// The record is lost.
+    Lose(Loss),
+    /// The clock steps.
+    Step { back: bool, seconds: u64 },
+    /// This happens between a load and a store of the VM.
+    Meanwhile { vm: usize, event: Box<Event> },
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let weight = prop_oneof![Just(1.0f32), Just(0.01), Just(2.0), Just(1000.0)];
+    (weight, 1..4u32, prop::bool::weighted(0.15)).prop_map(|(weight, slots, drain)| Entry { weight, slots, drain })
+}
+
+fn wanted() -> impl Strategy<Value = Wanted> {
+    let hosts = prop::array::uniform4(prop::option::weighted(0.7, entry()))
+        .prop_map(|hosts| Some(hosts).filter(|hosts| hosts.iter().any(Option::is_some)));
+    (hosts, 0..3usize, any::<bool>()).prop_map(|(hosts, alternates, fallback)| Wanted { hosts, alternates, fallback })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let how = prop_oneof![Just(How::Success), Just(How::Failure), Just(How::Abort), Just(How::BadPrompt)];
+    let call = prop_oneof![3 => Just(Call::Load), 3 => Just(Call::Store), 1 => Just(Call::Header), 1 => Just(Call::Reply)];
+    let loss = prop_oneof![
+        1 => Just(Loss::Gone),
+        1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Loss::Garbage),
+        1 => Just(Loss::AnotherVersion),
+        1 => Just(Loss::Truncated),
+        4 => Just(Loss::Touched),
+    ];
+    let vm = || 0..4usize;
+    let stream = || 0..8usize;
+    let rounds = prop_oneof![3 => 1..4u32, 1 => 9..14u32, 2 => 78..100u32];
+    let simple = prop_oneof![
+        10 => (vm(), prop::bool::weighted(0.9), prop::bool::weighted(0.1)).prop_map(|(vm, job, old)| Event::Request { vm, job, old }),
+        8 => (vm(), stream(), 0..9usize).prop_map(|(vm, stream, to)| Event::Attempt { vm, stream, to }),
+        2 => (vm(), stream()).prop_map(|(vm, stream)| Event::Answer { vm, stream }),
+        7 => (vm(), stream(), how, 0..20_000u64).prop_map(|(vm, stream, how, millis)| Event::End { vm, stream, how, millis }),
+        6 => vm().prop_map(|vm| Event::Tick { vm }),
+        4 => (rounds, prop::option::weighted(0.7, vm())).prop_map(|(rounds, asleep)| Event::Rounds { rounds, asleep }),
+        2 => wanted().prop_map(Event::Publish),
+        4 => vm().prop_map(|vm| Event::Adopt { vm }),
+        1 => vm().prop_map(|vm| Event::Delete { vm }),
+        1 => vm().prop_map(|vm| Event::Die { vm }),
+        2 => (vm(), call, 1..5u32).prop_map(|(vm, call, times)| Event::Refuse { vm, call, times }),
+        1 => loss.prop_map(Event::Lose),
+        1 => (any::<bool>(), prop_oneof![Just(1u64), Just(3600)]).prop_map(|(back, seconds)| Event::Step { back, seconds }),
+    ]
+    .boxed();
+    let meanwhile = (vm(), simple.clone()).prop_map(|(vm, event)| Event::Meanwhile { vm, event: Box::new(event) });
+    prop_oneof![5 => simple, 1 => meanwhile]
+}
+
+fn first_configuration() -> Wanted {
+    let entry = Entry { weight: 1.0, slots: 2, drain: false };
+    Wanted { hosts: Some([Some(entry); ADDRESSES.len()]), alternates: 2, fallback: false }
+}
+
+proptest! {
+    /// What it checks after each event: [`truth`]; at the end: [`World::quiet`].
+    #[test]
+    fn the_promises_hold_after_any_sequence_of_events(
+        vms in 1..5usize,
+        seed in any::<u64>(),
+        events in prop::collection::vec(event(), 1..80),
+    ) {
+        let world = World::new(vms, seed, first_configuration());
+        for event in &events {
+            world.act(event);
+            world.check();
+        }
+        world.quiet();
+    }
+}

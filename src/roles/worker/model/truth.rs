@@ -1,0 +1,144 @@
+//! What must be true after each event.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::world::World;
+use crate::core::address::Address;
+use crate::core::book::TICKS_TO_DEATH;
+use crate::core::choice;
+use crate::core::record::{Record, Seat};
+
+/// What was last seen of a worker's beat.
+pub struct Beat {
+    incarnation: u64,
+    beat: u32,
+    /// How often each VM had ticked when the beat was first seen.
+    ticks: Vec<u64>,
+}
+
+impl World {
+    /// Compares the record with what the workers hold.
+    ///
+    /// A worker with a row in the record is counted exactly, dead or alive. One without a row, which was declared dead, is counted exactly or
+    /// not at all, and once the sweep is through, not at all. One that has not spoken since the record was lost is not counted.
+    pub fn check(&self) {
+        let Some(record) = self.record() else {
+            return;
+        };
+        let (certain, possible) = self.held(&record);
+        let header = record.header;
+        let is_swept = header.swept == header.epoch;
+        assert_eq!(header.drift, 0, "a lease was given back that was not taken");
+        assert!(header.swept <= header.epoch);
+        for host in record.hosts() {
+            let (certain, possible) =
+                (certain.get(&host.generation).copied().unwrap_or(0), possible.get(&host.generation).copied().unwrap_or(0));
+            let load = host.load();
+            assert!(load >= certain, "{} of {}: {load} counted, {certain} held", host.generation, host.address());
+            assert!(load <= certain + possible, "{} of {}: {load} counted, {certain} held", host.generation, host.address());
+            assert!(!is_swept || load == certain, "{load} counted after the sweep, {certain} held");
+            assert!(!is_swept || host.pending == 0, "pending after the sweep");
+        }
+        assert!(choice::scores(&record, self.vms[0].borrow().now()).into_iter().all(f64::is_finite));
+        check_entries(&record);
+        self.check_deaths(&record);
+        let all_caught_up = record.workers().all(|worker| {
+            let is_it = |vm: &&std::cell::RefCell<super::vm::Vm>| vm.borrow().id == worker.id;
+            self.vms.iter().find(is_it).is_some_and(|vm| vm.borrow().caught_up == Some((header.incarnation, header.epoch)))
+        });
+        assert!(!all_caught_up || is_swept, "all live workers ticked, and what the dead held is still there");
+        let failures: u64 = record.hosts().map(|host| host.failures).sum();
+        assert!(failures <= self.guilty.get(), "{failures} failures blamed, {} seen", self.guilty.get());
+    }
+
+    /// Leases by generation: of workers that the record knows, and of those that it declared dead. Every lease of a worker that it knows sits
+    /// in an entry of its own host.
+    fn held(&self, record: &Record) -> (BTreeMap<u32, u32>, BTreeMap<u32, u32>) {
+        let incarnation = Some(record.header.incarnation);
+        let (mut certain, mut possible) = (BTreeMap::new(), BTreeMap::new());
+        let mut count = |id: u64, joined: &mut Option<u64>, seats: &[(Address, Seat)]| {
+            let is_known = record.worker_row(id, 0).is_some();
+            if is_known {
+                *joined = incarnation;
+            }
+            for (address, seat) in seats {
+                if is_known {
+                    *certain.entry(seat.generation).or_insert(0) += 1;
+                    let entry = record.slot_of(*seat).and_then(|slot| record.host(slot));
+                    assert_eq!(entry.map(|host| host.address()), Some(*address), "a lease without its host");
+                } else if *joined == incarnation {
+                    *possible.entry(seat.generation).or_insert(0) += 1;
+                }
+            }
+        };
+        for vm in &self.vms {
+            let mut vm = vm.borrow_mut();
+            let (id, mut joined, seats) = (vm.id, vm.joined, vm.seats());
+            count(id, &mut joined, &seats);
+            vm.joined = joined;
+        }
+        for grave in self.graves.borrow_mut().iter_mut() {
+            count(grave.id, &mut grave.joined, &grave.seats);
+        }
+        (certain, possible)
+    }
+
+    /// Nobody is declared dead who was not silent for as long as it takes.
+    fn check_deaths(&self, record: &Record) {
+        let now: Vec<u64> = self.ticks.iter().map(|ticks| ticks.get()).collect();
+        let incarnation = record.header.incarnation;
+        let mut beats = self.beats.borrow_mut();
+        let rows: BTreeMap<u64, u32> = record.workers().map(|worker| (worker.id, worker.beat)).collect();
+        assert_eq!(rows.len(), record.workers().count(), "a worker has two rows");
+        for vm in &self.vms {
+            let vm = vm.borrow();
+            let Some(beat) = beats.get(&vm.id).filter(|beat| beat.incarnation == incarnation && vm.has_book()) else {
+                continue;
+            };
+            let most = now.iter().zip(&beat.ticks).map(|(now, then)| now - then).max().unwrap_or(0);
+            assert!(
+                rows.contains_key(&vm.id) || most >= u64::from(TICKS_TO_DEATH),
+                "declared dead after {most} ticks of silence"
+            );
+        }
+        beats.retain(|id, _| rows.contains_key(id));
+        for (id, beat) in rows {
+            if beats.get(&id).is_none_or(|seen| (seen.incarnation, seen.beat) != (incarnation, beat)) {
+                beats.insert(id, Beat { incarnation, beat, ticks: now.clone() });
+            }
+        }
+    }
+
+    /// Nothing is left of what was, but the hosts that the newest configurations of the VMs name.
+    pub fn check_empty(&self) {
+        let named: BTreeSet<String> = self
+            .vms
+            .iter()
+            .flat_map(|vm| vm.borrow().running.wanted.entries().map(|(address, _)| address.to_owned()).collect::<Vec<_>>())
+            .collect();
+        let naming: BTreeSet<u64> =
+            self.vms.iter().map(|vm| vm.borrow()).filter(|vm| vm.running.wanted.hosts.is_some()).map(|vm| vm.id).collect();
+        for vm in &self.vms {
+            assert_eq!(vm.borrow_mut().seats(), [], "a lease is left");
+        }
+        let Some(record) = self.record() else {
+            assert!(naming.is_empty(), "the record is still lost");
+            return;
+        };
+        let hosts: BTreeSet<String> = record.hosts().map(|host| host.address().to_string()).collect();
+        assert_eq!(hosts, named, "hosts of the record and of the configurations");
+        assert_eq!(record.hosts().len(), named.len(), "a host has two entries");
+        assert!(record.hosts().all(|host| (host.in_flight, host.pending) == (0, 0) && !host.is_retired()), "not empty");
+        let rows: BTreeSet<u64> = record.workers().map(|worker| worker.id).collect();
+        assert_eq!(rows, naming, "workers of the record and live ones");
+        assert_eq!(record.header.swept, record.header.epoch);
+    }
+}
+
+fn check_entries(record: &Record) {
+    let generations: BTreeSet<u32> = record.hosts().map(|host| host.generation).collect();
+    assert_eq!(generations.len(), record.hosts().len(), "two entries have one generation");
+    assert!(generations.iter().all(|generation| (1..=record.header.generation).contains(generation)));
+    let live: Vec<Address> = record.hosts().filter(|host| !host.is_retired()).map(|host| host.address()).collect();
+    assert_eq!(live.iter().collect::<BTreeSet<_>>().len(), live.len(), "a host is there twice");
+}

@@ -1,0 +1,313 @@
+//! One VM of the model: a worker, the configurations that its streams run under, its streams.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::{ADDRESSES, How, POOL, STRANGER, Wanted};
+use crate::config::Role;
+use crate::core::address::Address;
+use crate::core::record::Seat;
+use crate::core::time::Instant;
+use crate::host::Host;
+use crate::roles::balancer::{Flow, Plan, Stream};
+use crate::roles::fake::{Fake, Process, Streamed};
+use crate::roles::worker::Worker;
+
+const OVERRIDE: &str = "x-gateway-destination-endpoint";
+
+/// A configuration that a root of a VM runs.
+pub struct Running {
+    pub wanted: Wanted,
+    plan: Rc<Plan>,
+}
+
+/// A stream, and what the model knows of it.
+struct Job {
+    stream: Stream<Fake>,
+    named: Vec<String>,
+    has_lease: bool,
+    attempts: u64,
+    answered: bool,
+    /// Ticks of its VM since it began, since its last attempt, and since the clock last stepped.
+    ticks: u32,
+}
+
+/// What a request met.
+pub struct Met {
+    pub running: Rc<Running>,
+    /// The addresses that the override header names, if the filter set it.
+    pub named: Option<Vec<String>>,
+    pub verdict: Option<String>,
+    /// No hostcall was refused.
+    pub clean: bool,
+}
+
+pub struct Vm {
+    pub host: Fake,
+    pub id: u64,
+    worker: Rc<RefCell<Worker<Fake>>>,
+    pub running: Rc<Running>,
+    old: Vec<Rc<Running>>,
+    jobs: BTreeMap<u32, Job>,
+    /// Streams that have ended, whose settlement Envoy refused to store.
+    owed: BTreeSet<u32>,
+    contexts: u32,
+    /// The incarnation of the record in which this worker was last seen.
+    pub joined: Option<u64>,
+    /// The incarnation and epoch of the record that stood after its last tick.
+    pub caught_up: Option<(u64, u32)>,
+}
+
+impl Wanted {
+    fn json(&self) -> String {
+        let mut pools = r#""other": {"hosts": [{"address": "10.1.0.1:80"}]}"#.to_owned();
+        if self.hosts.is_some() {
+            let hosts: Vec<String> = self
+                .entries()
+                .map(|(address, entry)| {
+                    let super::Entry { weight, slots, drain } = entry;
+                    format!(r#"{{"address": "{address}", "weight": {weight}, "max_in_flight": {slots}, "drain": {drain}}}"#)
+                })
+                .collect();
+            let no_host = if self.fallback { "fallback" } else { "reject" };
+            let rest = format!(r#""jobs": {{}}, "alternates": {}, "no_host": "{no_host}""#, self.alternates);
+            write!(pools, r#", "{POOL}": {{"hosts": [{}], {rest}}}"#, hosts.join(", ")).unwrap();
+        }
+        format!(r#"{{"pools": {{{pools}}}}}"#)
+    }
+
+    /// The hosts of the pool.
+    pub fn entries(&self) -> impl Iterator<Item = (&'static str, super::Entry)> {
+        let hosts = self.hosts.iter().flatten();
+        ADDRESSES.into_iter().zip(hosts).filter_map(|(address, entry)| Some((address, (*entry)?)))
+    }
+}
+
+impl Running {
+    fn new(wanted: &Wanted, root: u32) -> Rc<Self> {
+        match Role::parse(wanted.json().as_bytes()) {
+            Ok(Role::Balancer(config)) => Rc::new(Self { wanted: wanted.clone(), plan: Rc::new(Plan::new(root, config)) }),
+            other => panic!("{}: {other:?}", wanted.json()),
+        }
+    }
+}
+
+impl Vm {
+    pub fn new(process: &Arc<Process>, wanted: &Wanted) -> Self {
+        let host = Fake::new(process);
+        let worker = Worker::new(host.clone());
+        Self {
+            host,
+            id: worker.id,
+            worker: Rc::new(RefCell::new(worker)),
+            running: Running::new(wanted, 1),
+            old: Vec::new(),
+            jobs: BTreeMap::new(),
+            owed: BTreeSet::new(),
+            contexts: 1,
+            joined: None,
+            caught_up: None,
+        }
+    }
+
+    fn context(&mut self) -> u32 {
+        self.contexts += 1;
+        self.contexts
+    }
+
+    pub fn adopt(&mut self, wanted: &Wanted) {
+        let running = Running::new(wanted, self.context());
+        self.old.push(std::mem::replace(&mut self.running, running));
+    }
+
+    pub fn delete_old(&mut self) {
+        for running in self.old.extract_if(.., |running| Rc::strong_count(&running.plan) == 1) {
+            running.plan.end(&mut self.worker.borrow_mut());
+        }
+    }
+
+    /// A request; gives what it met if it went to the pool.
+    pub fn request(&mut self, is_job: bool, old: bool) -> Option<Met> {
+        let running = self.old.last().filter(|_| old).unwrap_or(&self.running).clone();
+        let id = self.context();
+        let method = if is_job { "POST" } else { "GET" };
+        self.host.stream(id, |stream| {
+            let headers = [(":method", method), (":path", "/prompt"), (OVERRIDE, "6.6.6.6:6"), ("x-plimsoll-class", "mine")];
+            stream.headers = headers.map(|(name, value)| (name.into(), value.into())).into();
+            stream.properties.insert("xds\0cluster_name", POOL.into());
+        });
+        let refused = self.host.refused();
+        let mut stream = Stream::new(self.host.clone(), self.worker.clone(), running.plan.clone(), id);
+        self.host.make_current(id);
+        let flow = stream.request();
+        let seen = self.host.stream(id, |stream| stream.clone());
+        let clean = self.host.refused() == refused;
+        let is_pools = running.wanted.hosts.is_some();
+        let named = seen.header(OVERRIDE).filter(|_| is_pools && flow == Flow::Continue && clean);
+        let named: Option<Vec<String>> = named.map(|list| list.split(',').map(str::to_owned).collect());
+        if is_pools && clean {
+            assert_eq!(seen.header("x-plimsoll-class"), None, "a client's word came through");
+            assert_ne!(named.as_deref(), Some(["6.6.6.6:6".to_owned()].as_slice()), "a client chose its host");
+        }
+        let verdict = seen.replied.as_ref().and_then(|(_, headers)| headers.get("x-plimsoll-verdict").cloned());
+        match (flow, named.as_ref()) {
+            (Flow::Answered, _) => {
+                assert!(self.lease_of(id).is_none(), "a reply of our own took a lease");
+                stream.done();
+                self.host.forget(id);
+            }
+            (Flow::Continue, named) => {
+                check_retries(&seen, named);
+                let lease = self.lease_of(id);
+                assert!(!clean || lease.is_some() == (is_job && is_pools), "lease: {lease:?}");
+                if let Some(named) = named.filter(|_| is_job) {
+                    assert_eq!(lease.unwrap().0, Address::parse(named[0].as_bytes()), "leased is not what was named");
+                }
+                let (named, has_lease) = (named.cloned().unwrap_or_default(), lease.is_some());
+                self.jobs.insert(id, Job { stream, named, has_lease, attempts: 0, answered: false, ticks: 0 });
+            }
+        }
+        is_pools.then_some(Met { running, named, verdict, clean })
+    }
+
+    /// The stream with this number; its callbacks come next.
+    fn pick(&mut self, number: usize) -> Option<(u32, &mut Job)> {
+        let id = *self.jobs.keys().nth(number % self.jobs.len().max(1))?;
+        self.host.make_current(id);
+        Some((id, self.jobs.get_mut(&id)?))
+    }
+
+    /// Envoy tries a host; gives whether that was a retry.
+    pub fn attempt(&mut self, number: usize, to: usize) -> bool {
+        let host = self.host.clone();
+        let Some((id, job)) = self.pick(number).filter(|(_, job)| !job.answered) else {
+            return false;
+        };
+        let others = ADDRESSES.into_iter().chain([STRANGER]);
+        let choices: Vec<&str> = job.named.iter().map(String::as_str).chain(others).collect();
+        let address = choices[to % choices.len()];
+        job.attempts += 1;
+        job.ticks = 0;
+        host.stream(id, |stream| {
+            stream.properties.insert("upstream\0address", address.into());
+            stream.properties.insert("upstream\0request_attempt_count", job.attempts.to_le_bytes().into());
+        });
+        job.attempts > 1
+    }
+
+    pub fn answer(&mut self, number: usize) {
+        let refused = self.host.refused();
+        let Some((id, job)) = self.pick(number).filter(|(_, job)| !job.answered && job.attempts > 0) else {
+            return;
+        };
+        job.stream.response();
+        job.answered = true;
+        if self.host.refused() == refused {
+            self.check_follows(id, "when the response came");
+        }
+    }
+
+    /// A stream ends; gives whether its host may be blamed.
+    pub fn end(&mut self, number: usize, how: How, millis: u64) -> bool {
+        let (host, refused) = (self.host.clone(), self.host.refused());
+        let Some((id, job)) = self.pick(number) else {
+            return false;
+        };
+        let (code, flags, details) = match how {
+            How::Success => (200u64, 0u64, "via_upstream"),
+            How::Failure => (503, 1 << 5, "upstream_reset_before_response_started"),
+            How::Abort => (0, 1 << 14, "downstream_remote_disconnect"),
+            How::BadPrompt => (400, 0, "via_upstream"),
+        };
+        host.stream(id, |stream| {
+            stream.properties.insert("response\0code", code.to_le_bytes().into());
+            stream.properties.insert("response\0flags", flags.to_le_bytes().into());
+            stream.properties.insert("response\0code_details", details.into());
+            stream.properties.insert("response\0backend_latency", (millis * 1_000_000).to_le_bytes().into());
+        });
+        job.stream.done();
+        self.jobs.remove(&id);
+        host.forget(id);
+        if self.lease_of(id).is_some() {
+            assert_ne!(host.refused(), refused, "a stream ended, and its lease is still there");
+            self.owed.insert(id);
+        }
+        matches!(how, How::Failure)
+    }
+
+    pub fn end_all(&mut self) {
+        while !self.jobs.is_empty() {
+            self.end(0, How::Success, 100);
+        }
+    }
+
+    /// Its root ticks. Gives whether the tick counted and no hostcall was refused in it.
+    pub fn tick(&mut self) -> bool {
+        let refused = self.host.refused();
+        self.running.plan.tick(&mut self.worker.borrow_mut());
+        let clean = self.host.refused() == refused && self.worker.borrow().ticked == self.host.now();
+        if !clean {
+            return false;
+        }
+        self.jobs.values_mut().for_each(|job| job.ticks += 1);
+        for id in self.jobs.iter().filter(|(_, job)| job.ticks >= 2 && !job.answered).map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.check_follows(id, "at a tick");
+        }
+        true
+    }
+
+    pub fn clock_stepped(&mut self) {
+        self.jobs.values_mut().for_each(|job| job.ticks = 0);
+    }
+
+    fn check_follows(&self, id: u32, when: &str) {
+        let works_at = self.host.stream(id, |stream| stream.properties.get("upstream\0address").cloned());
+        if let (Some(lease), Some(works_at)) = (self.lease_of(id), works_at) {
+            assert_eq!(lease.0, Address::parse(&works_at), "{when} the lease of stream {id} had not followed");
+        }
+    }
+
+    fn lease_of(&self, stream: u32) -> Option<(Option<Address>, Option<Seat>)> {
+        let worker = self.worker.borrow();
+        worker.books.get(POOL)?.book.lease(stream).map(|lease| (lease.address, lease.seat))
+    }
+
+    /// Whether the worker has a book of the pool.
+    pub fn has_book(&self) -> bool {
+        self.worker.borrow().books.contains_key(POOL)
+    }
+
+    /// The seats of all leases that the worker holds, which must be those of its streams and of the settlements that it owes.
+    pub fn seats(&mut self) -> Vec<(Address, Seat)> {
+        let worker = self.worker.borrow();
+        let leases = || worker.books.get(POOL).into_iter().flat_map(|books| books.book.leases());
+        let held: BTreeSet<u32> = leases().map(|(stream, _)| stream).collect();
+        self.owed.retain(|stream| held.contains(stream));
+        for stream in &held {
+            assert!(self.jobs.contains_key(stream) || self.owed.contains(stream), "a lease without a stream: {stream}");
+        }
+        for (stream, job) in &self.jobs {
+            assert_eq!(held.contains(stream), job.has_lease, "the lease of stream {stream}");
+        }
+        leases().filter_map(|(_, lease)| Some((lease.address?, lease.seat?))).collect()
+    }
+
+    pub fn owes(&self) -> bool {
+        self.owed.iter().any(|stream| self.lease_of(*stream).is_some())
+    }
+
+    pub fn now(&self) -> Instant {
+        self.host.now()
+    }
+}
+
+fn check_retries(seen: &Streamed, named: Option<&Vec<String>>) {
+    if let Some(named) = named {
+        let distinct: BTreeSet<&String> = named.iter().collect();
+        assert_eq!(distinct.len(), named.len(), "a host is named twice: {named:?}");
+        assert_eq!(seen.header("x-envoy-max-retries"), Some((named.len() - 1).to_string()));
+    }
+}

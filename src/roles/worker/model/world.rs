@@ -1,0 +1,205 @@
+//! Carries the model's events out.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::truth::Beat;
+use super::vm::{Met, Vm};
+use super::{Event, Loss, POOL, Wanted};
+use crate::core::address::Address;
+use crate::core::record::{Record, Seat};
+use crate::roles::fake::Process;
+use crate::roles::worker::{TICK, key};
+
+/// A VM that died: what it held, and the incarnation of the record that counts it.
+pub struct Grave {
+    pub id: u64,
+    pub joined: Option<u64>,
+    pub seats: Vec<(Address, Seat)>,
+}
+
+/// One Envoy.
+pub struct World {
+    me: Weak<World>,
+    process: Arc<Process>,
+    pub vms: Vec<RefCell<Vm>>,
+    pub graves: RefCell<Vec<Grave>>,
+    wanted: RefCell<Wanted>,
+    /// Ticks of each VM that counted.
+    pub ticks: Vec<Cell<u64>>,
+    /// What was last seen of each worker's beat.
+    pub beats: RefCell<BTreeMap<u64, Beat>>,
+    /// Failed attempts and failed jobs so far.
+    pub guilty: Cell<u64>,
+}
+
+impl World {
+    pub fn new(vms: usize, seed: u64, wanted: Wanted) -> Rc<Self> {
+        let process = Process::new(seed);
+        Rc::new_cyclic(|me| Self {
+            me: me.clone(),
+            vms: (0..vms).map(|_| RefCell::new(Vm::new(&process, &wanted))).collect(),
+            process,
+            graves: RefCell::default(),
+            wanted: RefCell::new(wanted),
+            ticks: vec![Cell::new(0); vms],
+            beats: RefCell::default(),
+            guilty: Cell::new(0),
+        })
+    }
+
+    /// The pool's record, if it is there and ours.
+    pub fn record(&self) -> Option<Record> {
+        Record::parse(self.process.value(&key(POOL))?).ok()
+    }
+
+    /// Does something with a VM, unless it is in the middle of something.
+    fn with<T>(&self, vm: usize, act: impl FnOnce(&mut Vm) -> T) -> Option<T> {
+        let vm = self.vms.get(vm % self.vms.len())?;
+        vm.try_borrow_mut().ok().map(|mut vm| act(&mut vm))
+    }
+
+    pub fn act(&self, event: &Event) {
+        self.process.pass(Duration::from_millis(1));
+        match event {
+            Event::Request { vm, job, old } => {
+                if let Some(Some(met)) = self.with(*vm, |vm| vm.request(*job, *old)) {
+                    self.check_choice(&met, *job);
+                }
+            }
+            Event::Attempt { vm, stream, to } => {
+                if self.with(*vm, |vm| vm.attempt(*stream, *to)) == Some(true) {
+                    self.guilty.set(self.guilty.get() + 1);
+                }
+            }
+            Event::Answer { vm, stream } => _ = self.with(*vm, |vm| vm.answer(*stream)),
+            Event::End { vm, stream, how, millis } => {
+                if self.with(*vm, |vm| vm.end(*stream, *how, *millis)) == Some(true) {
+                    self.guilty.set(self.guilty.get() + 1);
+                }
+            }
+            Event::Tick { vm } => {
+                self.process.pass(Duration::from_millis(60));
+                self.tick(*vm % self.vms.len());
+            }
+            Event::Rounds { rounds, asleep } => {
+                let asleep = asleep.map(|vm| vm % self.vms.len());
+                for _ in 0..*rounds {
+                    self.process.pass(TICK);
+                    (0..self.vms.len()).filter(|vm| Some(*vm) != asleep).for_each(|vm| self.tick(vm));
+                }
+            }
+            Event::Publish(wanted) => *self.wanted.borrow_mut() = wanted.clone(),
+            Event::Adopt { vm } => _ = self.with(*vm, |vm| vm.adopt(&self.wanted.borrow())),
+            Event::Delete { vm } => _ = self.with(*vm, Vm::delete_old),
+            Event::Die { vm } => self.die(*vm),
+            Event::Refuse { vm, call, times } => _ = self.with(*vm, |vm| vm.host.refuse(*call, *times)),
+            Event::Lose(loss) => self.lose(loss),
+            Event::Step { back, seconds } => self.step(*back, Duration::from_secs(*seconds)),
+            Event::Meanwhile { vm, event } => {
+                let (world, event) = (self.me.clone(), event.as_ref().clone());
+                let deed = move || {
+                    if let Some(world) = world.upgrade() {
+                        world.act(&event);
+                    }
+                };
+                self.with(*vm, |vm| vm.host.meanwhile(deed));
+            }
+        }
+    }
+
+    fn tick(&self, number: usize) {
+        let Some(true) = self.with(number, Vm::tick) else {
+            return;
+        };
+        self.ticks[number].set(self.ticks[number].get() + 1);
+        let record = self.record();
+        self.with(number, |vm| {
+            assert!(!vm.owes(), "a tick without a fault left a settlement behind");
+            vm.caught_up = record.map(|record| (record.header.incarnation, record.header.epoch));
+        });
+    }
+
+    fn die(&self, number: usize) {
+        let wanted = self.wanted.borrow();
+        let dead = self.with(number, |vm| {
+            let dead = std::mem::replace(vm, Vm::new(&self.process, &wanted));
+            (dead.id, dead.joined, dead)
+        });
+        if let Some((id, joined, mut dead)) = dead {
+            self.graves.borrow_mut().push(Grave { id, joined, seats: dead.seats() });
+        }
+    }
+
+    fn lose(&self, loss: &Loss) {
+        let key = key(POOL);
+        let Some(mut bytes) = self.process.value(&key) else {
+            return;
+        };
+        match loss {
+            Loss::Gone => return self.process.lose(&key),
+            Loss::Garbage(garbage) => bytes.clone_from(garbage),
+            Loss::AnotherVersion => bytes[4] ^= 0xFF,
+            Loss::Truncated => _ = bytes.pop(),
+            Loss::Touched => {}
+        }
+        self.process.put(&key, bytes);
+    }
+
+    fn step(&self, back: bool, step: Duration) {
+        if back {
+            self.process.step_back(step);
+        } else {
+            self.process.pass(step);
+        }
+        (0..self.vms.len()).for_each(|vm| _ = self.with(vm, Vm::clock_stepped));
+    }
+
+    /// What a request met must fit the record that stands now: nothing happened since.
+    fn check_choice(&self, met: &Met, is_job: bool) {
+        let Some(record) = self.record().filter(|_| met.clean) else {
+            return;
+        };
+        let load = |address: &str| {
+            let seat = record.seat_at(Address::parse(address.as_bytes()).unwrap()).unwrap();
+            record.host(seat.slot).unwrap().load()
+        };
+        let slots_of: BTreeMap<_, _> =
+            met.running.wanted.entries().filter(|(_, entry)| !entry.drain).map(|(address, entry)| (address, entry.slots)).collect();
+        match (met.verdict.as_deref(), &met.named) {
+            (None, None) => assert!(slots_of.is_empty() && met.running.wanted.fallback, "nobody was named"),
+            (None, Some(named)) => {
+                assert_eq!(named.len(), slots_of.len().min(1 + met.running.wanted.alternates), "{named:?}");
+                assert!(named.iter().all(|address| slots_of.contains_key(address.as_str())), "not eligible: {named:?}");
+                let first = named[0].as_str();
+                assert!(!is_job || load(first) <= slots_of[first], "{first} has more jobs than slots by our own choice");
+            }
+            (Some("full"), _) => {
+                assert!(is_job, "a request that needs no slot was refused for want of one");
+                for (address, slots) in slots_of {
+                    assert!(load(address) >= slots, "refused although {address} has a free slot");
+                }
+            }
+            (Some(verdict), _) => {
+                assert_eq!(verdict, "no_host");
+                assert!(slots_of.is_empty() && !met.running.wanted.fallback, "refused although there are hosts");
+            }
+        }
+    }
+
+    /// All streams end, nothing goes wrong any more, and 200 ticks pass.
+    pub fn quiet(&self) {
+        for vm in &self.vms {
+            vm.borrow().host.heal();
+        }
+        for vm in &self.vms {
+            vm.borrow_mut().end_all();
+        }
+        self.act(&Event::Rounds { rounds: 200, asleep: None });
+        self.check();
+        self.check_empty();
+    }
+}
