@@ -1,6 +1,7 @@
 use super::*;
 use crate::core::address::Address;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 fn balancer(json: &str) -> Balancer {
@@ -87,17 +88,28 @@ fn jobs_are_those_whose_method_and_path_are_listed() {
     assert!(!jobs.include(b"POST", b"*"));
 }
 
-/// The keys that the README must list, with their defaults: those that the parser asks for when every object is there.
+/// What the README's table must say: every key that the parser asks for when every object is there, with its default.
 #[test]
 fn the_readme_lists_every_key_with_its_default_and_what_is_allowed() {
     let everything = r#"{"pools": {"P": {"hosts": [{"address": "10.0.0.1:1"}], "score": {}, "ewma": {}, "jobs": {}}}}"#;
     let faults = Faults::default();
     Role::read(everything.as_bytes(), &faults).unwrap();
+    let row = |(path, (default, allowed)): (String, (String, String))| {
+        format!("| `{}` | `{default}` | {allowed} |", path.replace("pools.P.", "").replace("[0]", "[]"))
+    };
+    let asked: BTreeSet<String> = faults.asked.take().into_iter().map(row).collect();
     let readme = include_str!("../../README.md");
-    for (path, (default, allowed)) in faults.asked.take() {
-        let path = path.replace("pools.P.", "").replace("[0]", "[]");
-        let row = format!("| `{path}` | `{default}` | {allowed} |");
-        assert!(readme.contains(&row), "the README has no row\n{row}");
+    let listed: BTreeSet<String> = readme.lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
+    assert_eq!(listed, asked);
+}
+
+#[test]
+fn the_configurations_in_the_readme_are_valid() {
+    let readme = include_str!("../../README.md");
+    let blocks: Vec<&str> = readme.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(!blocks.is_empty());
+    for block in blocks {
+        assert!(Role::parse(block.as_bytes()).is_ok(), "{block}");
     }
 }
 

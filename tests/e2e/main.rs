@@ -1,0 +1,14 @@
+//! End-to-end tests: real connections, a real Envoy, simulated hosts. One module for each theme.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test panics to say that something is wrong"
+)]
+
+mod choose;
+mod configuration;
+mod harness;
+mod hostile;
+mod leases;
