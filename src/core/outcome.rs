@@ -43,6 +43,9 @@ pub mod flag {
     pub const CLIENT_RESET: u64 = 1 << 28;
 }
 
+/// `response.code_details` of a response that came from a host, whole.
+pub const VIA_UPSTREAM: &[u8] = b"via_upstream";
+
 const HOSTS_DOING: u64 =
     flag::UPSTREAM_RESET | flag::CONNECTION_FAILURE | flag::CONNECTION_TERMINATION | flag::UPSTREAM_PROTOCOL_ERROR;
 
@@ -61,8 +64,8 @@ impl End<'_> {
             return if self.code == Some(504) { Outcome::Failure } else { Outcome::Neutral };
         }
         match self.code {
-            Some(100..=399) if self.details == b"via_upstream" => Outcome::Success,
-            Some(500..=599) if self.details == b"via_upstream" => Outcome::Failure,
+            Some(100..=399) if self.details == VIA_UPSTREAM => Outcome::Success,
+            Some(500..=599) if self.details == VIA_UPSTREAM => Outcome::Failure,
             _ => Outcome::Neutral,
         }
     }

@@ -18,7 +18,7 @@ use crate::config::{self, NoHost, Pool};
 use crate::core::address::Address;
 use crate::core::choice::{Decision, Kind};
 use crate::core::lease::{Settlement, Whereabouts};
-use crate::core::outcome::{End, Outcome};
+use crate::core::outcome::{End, Outcome, VIA_UPSTREAM};
 use crate::core::roster::Roster;
 use crate::host::{Headers, Host, Level, number};
 
@@ -225,9 +225,11 @@ impl<H: Host> Stream<H> {
 
     /// How the stream ended, and how long the last attempt took, where that says something.
     fn ending(&self) -> (Outcome, Option<Duration>) {
-        let code = number(self.host.property("response\0code")).and_then(|code| u16::try_from(code).ok());
-        let flags = number(self.host.property("response\0flags")).unwrap_or(0);
         let details = self.host.property("response\0code_details").unwrap_or_default();
+        let code = number(self.host.property("response\0code")).and_then(|code| u16::try_from(code).ok());
+        // Whatever ends a response before its time replaces these details, so that then there are no flags that judge.
+        let is_whole = details == VIA_UPSTREAM;
+        let flags = if is_whole { 0 } else { number(self.host.property("response\0flags")).unwrap_or(0) };
         let outcome = End { code, flags, details: &details }.outcome();
         // An upgraded connection lives as long as its client likes.
         let is_timed = outcome == Outcome::Success && code != Some(101);
