@@ -136,14 +136,34 @@ impl Context for Balancing {
 
 impl HttpContext for Balancing {
     fn on_http_request_headers(&mut self, _: usize, _: bool) -> Action {
-        match self.0.request() {
+        let flow = self.0.request();
+        #[cfg(feature = "trap")]
+        if !Envoy.request_headers().unwrap_or_default().value(b"x-trap").is_empty() {
+            core::arch::wasm32::unreachable();
+        }
+        match flow {
             Flow::Continue => Action::Continue,
             Flow::Answered => Action::Pause,
         }
     }
 
-    fn on_http_response_headers(&mut self, _: usize, _: bool) -> Action {
+    fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
         self.0.response();
+        if end_of_stream {
+            self.0.response_ends();
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, _: usize, end_of_stream: bool) -> Action {
+        if end_of_stream {
+            self.0.response_ends();
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        self.0.response_ends();
         Action::Continue
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! Every change of counts needs a book that is in step; a book that is not joins first, in a transaction of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -38,6 +38,17 @@ pub struct Declared {
 }
 
 impl Declared {
+    /// Hash of which hosts there are, in whatever order. What is said of them is left out: two workers that disagree on a weight still agree
+    /// that a host has gone.
+    fn names(&self) -> u64 {
+        let mut addresses: Vec<Address> = self.hosts.iter().map(|host| host.address).collect();
+        addresses.sort_unstable();
+        let mut hasher = DefaultHasher::new();
+        addresses.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Hash of everything.
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for host in &self.hosts {
@@ -55,7 +66,7 @@ struct Step {
     incarnation: u64,
     epoch: u32,
     row: usize,
-    names: u64,
+    fingerprint: u64,
 }
 
 /// What [`Book::join`] found, for [`Book::joined`].
@@ -71,6 +82,7 @@ pub struct Book {
     worker: u64,
     declared: Declared,
     names: u64,
+    fingerprint: u64,
     step: Option<Step>,
     /// The leases by stream.
     leases: BTreeMap<u32, Lease>,
@@ -82,6 +94,9 @@ pub struct Book {
     pub conflicts: u64,
     /// Whether this worker ever took a lease.
     pub served: bool,
+    /// The beat that the record shows. It never starts again, also not when the worker returns to a record that had dropped its row: an
+    /// observer would take it for the beat that it saw stand still before.
+    beats: u32,
     beat_is_due: bool,
 }
 
@@ -99,20 +114,22 @@ impl Book {
         Self {
             worker,
             declared: Declared::default(),
-            names: Declared::default().fingerprint(),
+            names: Declared::default().names(),
+            fingerprint: Declared::default().fingerprint(),
             step: None,
             leases: BTreeMap::new(),
             watch: BTreeMap::new(),
             unleased: 0,
             conflicts: 0,
             served: false,
+            beats: 0,
             beat_is_due: true,
         }
     }
 
     /// Takes over what the worker's live configurations say; the next join tells the others.
     pub fn declare(&mut self, declared: Declared) {
-        self.names = declared.fingerprint();
+        (self.names, self.fingerprint) = (declared.names(), declared.fingerprint());
         self.declared = declared;
     }
 
@@ -120,7 +137,7 @@ impl Book {
     pub fn is_in_step(&self, record: &Record) -> bool {
         self.step.is_some_and(|step| {
             let header = &record.header;
-            (step.incarnation, step.epoch, step.names) == (header.incarnation, header.epoch, self.names)
+            (step.incarnation, step.epoch, step.fingerprint) == (header.incarnation, header.epoch, self.fingerprint)
                 && record.worker_row(self.worker, step.row).is_some()
         })
     }
@@ -137,13 +154,14 @@ impl Book {
             Some(step) if record.header.swept > step.epoch => Share::Nowhere,
             Some(_) => Share::Pending,
         };
+        // The hosts first: a lease whose entry has gone is to find the one that will be chosen from, so that it fills a slot there.
+        self.write_names(record, known.is_none_or(|step| step.fingerprint != self.fingerprint));
         let seats = self.write_share(record, share, known.is_some());
-        let was = found.and_then(|row| record.worker(row));
         let entry = Worker {
             id: self.worker,
             names: self.names,
             epoch: record.header.epoch,
-            beat: was.map_or(0, |worker| worker.beat.wrapping_add(1)),
+            beat: self.beats.wrapping_add(1),
             served: self.served.into(),
         };
         let row = match found {
@@ -153,10 +171,11 @@ impl Book {
             }
             None => record.add_worker(entry),
         };
-        self.write_names(record, was.is_none_or(|worker| worker.names != self.names));
+        self.retire_unnamed(record);
         record.sweep();
         record.drop_retired();
-        let step = Step { incarnation: record.header.incarnation, epoch: record.header.epoch, row, names: self.names };
+        let step =
+            Step { incarnation: record.header.incarnation, epoch: record.header.epoch, row, fingerprint: self.fingerprint };
         Joined { step, seats }
     }
 
@@ -198,12 +217,29 @@ impl Book {
         if news && !self.declared.hosts.is_empty() {
             record.header.describe(&self.declared.score, self.declared.time_constant);
         }
-        // Another worker that has not seen the newest configuration may still name, and use, what this one does not.
-        if record.workers().all(|worker| worker.names == self.names) {
-            for slot in places.into_values() {
+    }
+
+    /// Whether [`Book::retire_unnamed`] would retire something.
+    pub fn has_unnamed(&self, record: &Record) -> bool {
+        self.all_agree(record) && record.hosts().filter(|host| !host.is_retired()).count() > self.declared.hosts.len()
+    }
+
+    /// Retires the hosts that no worker names any more.
+    pub fn retire_unnamed(&self, record: &mut Record) {
+        if !self.has_unnamed(record) {
+            return;
+        }
+        let named: BTreeSet<Address> = self.declared.hosts.iter().map(|host| host.address).collect();
+        for slot in 0..record.header.hosts {
+            if record.host(slot).is_some_and(|host| !host.is_retired() && !named.contains(&host.address())) {
                 record.retire(slot);
             }
         }
+    }
+
+    /// Another worker that has not seen the newest configuration may still name, and use, what this one does not.
+    fn all_agree(&self, record: &Record) -> bool {
+        record.workers().all(|worker| worker.names == self.names)
     }
 
     /// Takes over what [`Book::join`] found, once the record is stored.
@@ -214,25 +250,31 @@ impl Book {
                 lease.seat = Some(seat);
             }
         }
-        self.beat_is_due = false;
+        self.has_shown_its_beat();
     }
 
     /// Marks a transaction in the worker's own entry, so that others see that it lives, and carries the counts that were kept here.
     pub fn beat(&self, record: &mut Record) {
+        let header = &mut record.header;
+        header.unleased = header.unleased.saturating_add(self.unleased);
+        header.conflicts = header.conflicts.saturating_add(self.conflicts);
         let row = self.step.and_then(|step| record.worker_row(self.worker, step.row));
-        let Some((row, mut worker)) = row.and_then(|row| Some((row, record.worker(row)?))) else {
-            return;
-        };
-        worker.beat = worker.beat.wrapping_add(1);
-        worker.served = self.served.into();
-        record.set_worker(row, worker);
-        record.header.unleased += self.unleased;
-        record.header.conflicts += self.conflicts;
+        if let Some((row, mut worker)) = row.and_then(|row| Some((row, record.worker(row)?))) {
+            worker.beat = self.beats.wrapping_add(1);
+            worker.served = self.served.into();
+            record.set_worker(row, worker);
+        }
     }
 
     /// The record that carries the beat is stored.
     pub fn has_beaten(&mut self) {
-        (self.unleased, self.conflicts, self.beat_is_due) = (0, 0, false);
+        (self.unleased, self.conflicts) = (0, 0);
+        self.has_shown_its_beat();
+    }
+
+    fn has_shown_its_beat(&mut self) {
+        self.beats = self.beats.wrapping_add(1);
+        self.beat_is_due = false;
     }
 
     /// Once a tick: looks at the other workers' beats and gives the ids of those that have stood still for too long.
@@ -275,12 +317,13 @@ impl Book {
         self.declared.hosts.is_empty() && self.leases.is_empty()
     }
 
-    /// Takes the worker out of the record; it holds nothing, so no count changes.
+    /// Takes the worker out of the record; it holds nothing, so no count changes. The last one takes the hosts along.
     pub fn leave(&self, record: &mut Record) {
         if let Some(row) = record.worker_row(self.worker, 0) {
             record.remove_worker(row);
         }
         record.sweep();
+        self.retire_unnamed(record);
         record.drop_retired();
     }
 
@@ -313,3 +356,6 @@ impl Book {
 fn unnamed(address: Address) -> Named {
     Named { address, weight: 1.0, max_in_flight: 0, drain: false }
 }
+
+#[cfg(test)]
+mod tests;

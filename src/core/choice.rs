@@ -162,3 +162,6 @@ fn best(scored: &mut [(f64, usize)], count: usize, band: f64, random: &mut Rando
     }
     hosts
 }
+
+#[cfg(test)]
+mod tests;

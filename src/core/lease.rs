@@ -87,7 +87,7 @@ impl Lease {
         let seat = record.seat_at(now_at.address);
         match seat {
             Some(seat) => record.reserve(seat.slot),
-            None => record.header.elsewhere += 1,
+            None => record.header.elsewhere = record.header.elsewhere.saturating_add(1),
         }
         Moved { address: now_at.address, seat, blamed: until.max(self.blamed) }
     }
@@ -117,7 +117,7 @@ fn judge(record: &mut Record, seat: Seat, outcome: Outcome) {
     with_seat(record, seat, |host| match outcome {
         Outcome::Success => host.consecutive_failures = 0,
         Outcome::Failure => {
-            host.failures += 1;
+            host.failures = host.failures.saturating_add(1);
             host.consecutive_failures = host.consecutive_failures.saturating_add(1);
         }
         Outcome::Neutral => {}
@@ -129,3 +129,6 @@ fn with_seat(record: &mut Record, seat: Seat, change: impl FnOnce(&mut super::re
         record.with_host(slot, change);
     }
 }
+
+#[cfg(test)]
+mod tests;

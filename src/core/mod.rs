@@ -16,3 +16,6 @@ pub mod random;
 pub mod record;
 pub mod roster;
 pub mod time;
+
+#[cfg(test)]
+pub mod fixture;

@@ -23,7 +23,7 @@ use crate::config::Score;
 
 /// The layout's version. It is also part of the record's key, so that two builds of the module whose layouts differ never
 /// meet in one record: an upgrade starts with fresh books.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = if cfg!(feature = "next-record") { u32::MAX } else { 1 };
 
 const MAGIC: u32 = u32::from_le_bytes(*b"PLIM");
 
@@ -359,7 +359,7 @@ impl Record {
     pub fn declare_dead(&mut self, row: usize) {
         self.remove_worker(row);
         self.header.epoch = self.header.epoch.wrapping_add(1);
-        self.header.deaths += 1;
+        self.header.deaths = self.header.deaths.saturating_add(1);
         for slot in 0..self.header.hosts {
             self.with_host(slot, |host| {
                 host.pending = host.load();
@@ -385,7 +385,7 @@ impl Record {
     pub fn reserve(&mut self, slot: u32) {
         self.with_host(slot, |host| {
             host.in_flight = host.in_flight.saturating_add(1);
-            host.requests += 1;
+            host.requests = host.requests.saturating_add(1);
         });
     }
 
@@ -399,7 +399,7 @@ impl Record {
             })?
         });
         if released.is_none() {
-            self.header.drift += 1;
+            self.header.drift = self.header.drift.saturating_add(1);
         }
     }
 }
@@ -428,3 +428,6 @@ impl Header {
 fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

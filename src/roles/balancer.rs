@@ -13,12 +13,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::reply::Verdict;
-use super::worker::{Worker, whereabouts};
+use super::worker::{UPSTREAM, Worker, whereabouts};
 use crate::config::{self, NoHost, Pool};
 use crate::core::address::Address;
 use crate::core::choice::{Decision, Kind};
 use crate::core::lease::{Settlement, Whereabouts};
-use crate::core::outcome::{End, Outcome, VIA_UPSTREAM};
+use crate::core::outcome::{End, Outcome};
 use crate::core::roster::Roster;
 use crate::host::{Headers, Host, Level, number};
 
@@ -87,12 +87,21 @@ pub struct Stream<H> {
     id: u32,
     /// The pool, and the chosen host's index in it, while the stream has a lease.
     leased: Option<(Rc<Route>, Option<usize>)>,
+    passed: Passed,
+}
+
+/// How much of a host's response has passed here. A reply of Envoy's or of another filter does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passed {
+    Nothing,
+    Headers,
+    Everything,
 }
 
 impl<H: Host> Stream<H> {
     /// A stream with this context id.
     pub fn new(host: H, worker: Rc<RefCell<Worker<H>>>, plan: Rc<Plan>, id: u32) -> Self {
-        Self { host, worker, plan, id, leased: None }
+        Self { host, worker, plan, id, leased: None, passed: Passed::Nothing }
     }
 
     /// `on_http_request_headers`.
@@ -126,24 +135,35 @@ impl<H: Host> Stream<H> {
         }
     }
 
-    /// `on_http_response_headers`.
+    /// `on_http_response_headers`. Once a response has begun Envoy does not retry: this is the last time that the lease may move.
     pub fn response(&mut self) {
         let Some((route, _)) = &self.leased else {
             return;
         };
-        if let Some(at) = self.news()
-            && let Ok(mut worker) = self.worker.try_borrow_mut()
-        {
-            worker.follow(&route.name, self.id, at);
-        }
+        let upstream = self.host.property(UPSTREAM);
+        let news = upstream.as_deref().and_then(|text| self.news(text));
         if let Ok(mut worker) = self.worker.try_borrow_mut() {
+            if let Some(at) = news {
+                worker.follow(&route.name, self.id, at);
+            }
             worker.answered(&route.name, self.id);
+        }
+        self.passed = if upstream.is_some() { Passed::Headers } else { Passed::Nothing };
+    }
+
+    /// The last of the response's callbacks that says that the stream ends with it.
+    pub fn response_ends(&mut self) {
+        if self.passed == Passed::Headers {
+            self.passed = Passed::Everything;
         }
     }
 
     /// `on_done`.
     pub fn done(&mut self) {
-        let whereabouts = self.news();
+        let whereabouts = match self.passed {
+            Passed::Nothing => self.host.property(UPSTREAM).and_then(|text| self.news(&text)),
+            Passed::Headers | Passed::Everything => None,
+        };
         let Some((route, _)) = self.leased.take() else {
             return;
         };
@@ -206,31 +226,30 @@ impl<H: Host> Stream<H> {
         if sent.is_ok() { Flow::Answered } else { self.leave_to_envoy(route, kind) }
     }
 
-    /// Where Envoy works on the job, if that is not where the lease is.
-    fn news(&self) -> Option<Whereabouts> {
+    /// Where Envoy works on the job, given its host as Envoy writes it, if that is not where the lease is.
+    fn news(&self, upstream: &[u8]) -> Option<Whereabouts> {
         let (route, chosen) = self.leased.as_ref()?;
-        let (address, answered) = self.worker.try_borrow().ok()?.lease(&route.name, self.id)?;
-        if answered {
-            // Envoy does not retry once the response has begun.
-            return None;
-        }
-        let text = self.host.property("upstream\0address")?;
+        let leased_at = self.worker.try_borrow().ok()?.leased_at(&route.name, self.id)?;
         let chosen = chosen.and_then(|host| route.pool.hosts.get(host));
-        let now_at = match chosen.filter(|host| host.text.as_bytes() == text.as_slice()) {
+        let now_at = match chosen.filter(|host| host.text.as_bytes() == upstream) {
             Some(host) => host.address,
-            None => Address::parse(&text)?,
+            None => Address::parse(upstream)?,
         };
-        if Some(now_at) == address { None } else { whereabouts(&self.host) }
+        if Some(now_at) == leased_at { None } else { whereabouts(&self.host) }
     }
 
     /// How the stream ended, and how long the last attempt took, where that says something.
     fn ending(&self) -> (Outcome, Option<Duration>) {
-        let details = self.host.property("response\0code_details").unwrap_or_default();
         let code = number(self.host.property("response\0code")).and_then(|code| u16::try_from(code).ok());
-        // Whatever ends a response before its time replaces these details, so that then there are no flags that judge.
-        let is_whole = details == VIA_UPSTREAM;
-        let flags = if is_whole { 0 } else { number(self.host.property("response\0flags")).unwrap_or(0) };
-        let outcome = End { code, flags, details: &details }.outcome();
+        // A whole response of a host that is no error needs no more looking into; properties are what costs most here.
+        let outcome = match (self.passed, code) {
+            (Passed::Everything, Some(100..=399)) => Outcome::Success,
+            _ => {
+                let details = self.host.property("response\0code_details").unwrap_or_default();
+                let flags = number(self.host.property("response\0flags")).unwrap_or(0);
+                End { code, flags, details: &details }.outcome()
+            }
+        };
         // An upgraded connection lives as long as its client likes.
         let is_timed = outcome == Outcome::Success && code != Some(101);
         let nanos = if is_timed { number(self.host.property("response\0backend_latency")) } else { None };
@@ -245,3 +264,6 @@ fn kind(pool: &Pool, headers: &Headers) -> Kind {
     let is_job = jobs.include(headers.value(b":method"), headers.value(b":path"));
     if is_job { Kind::Job } else { Kind::Other }
 }
+
+#[cfg(test)]
+mod tests;

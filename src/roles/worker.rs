@@ -145,9 +145,9 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    /// The host of a stream's lease, and whether its response has begun.
-    pub fn lease(&self, pool_name: &str, stream: u32) -> Option<(Option<Address>, bool)> {
-        self.books.get(pool_name)?.book.lease(stream).map(|lease| (lease.address, lease.answered))
+    /// The host of a stream's lease; the outer `None`: it has no lease.
+    pub fn leased_at(&self, pool_name: &str, stream: u32) -> Option<Option<Address>> {
+        self.books.get(pool_name)?.book.lease(stream).map(|lease| lease.address)
     }
 
     /// Marks that a stream's response has begun.
@@ -199,7 +199,8 @@ impl<H: Host> Worker<H> {
     /// Once per [`TICK`], whichever root it comes from: sees to retries, to what could not be stored, to the other workers, and shows that it lives.
     pub fn tick(&mut self) {
         let now = self.host.now();
-        if now.since(self.ticked) < SAME_TICK && self.ticked != Instant::default() {
+        // A clock that stepped back is a new tick, not the same one.
+        if (self.ticked..self.ticked + SAME_TICK).contains(&now) && self.ticked != Instant::default() {
             return;
         }
         self.ticked = now;
@@ -207,11 +208,13 @@ impl<H: Host> Worker<H> {
         for name in names {
             self.follow_retries(&name, now);
             self.forget_stale_roots(&name);
-            if let Err(fault) = self.keep_books(&name) {
-                self.say_fault("keep the books", fault);
+            match self.keep_books(&name) {
+                Ok(()) if self.books.get(&name).is_some_and(|books| books.book.is_idle()) => _ = self.books.remove(&name),
+                Ok(()) => {}
+                // A worker that could not leave tries again at the next tick.
+                Err(fault) => self.say_fault("keep the books", fault),
             }
         }
-        self.books.retain(|_, books| !books.book.is_idle());
     }
 
     fn follow_retries(&mut self, name: &str, now: Instant) {
@@ -222,7 +225,9 @@ impl<H: Host> Worker<H> {
         for (stream, lease) in books.book.leases() {
             match lease.ended {
                 Some(end) => ended.push((stream, end)),
-                None if !lease.answered && now.since(lease.taken) >= TICK => waiting.push((stream, lease.address)),
+                None if !lease.answered && !(lease.taken..lease.taken + TICK).contains(&now) => {
+                    waiting.push((stream, lease.address))
+                }
                 None => {}
             }
         }
@@ -265,7 +270,8 @@ impl<H: Host> Worker<H> {
             }
             let suspects = suspects.get_or_insert_with(|| book.watch(record));
             let buried = book.bury(record, suspects);
-            if is_due || buried > 0 || record.has_droppable() {
+            if is_due || buried > 0 || record.has_droppable() || book.has_unnamed(record) {
+                book.retire_unnamed(record);
                 record.drop_retired();
                 return Change::Store(buried);
             }
@@ -318,7 +324,7 @@ impl<H: Host> Worker<H> {
     pub fn say(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) {
         let now = self.host.now();
         let (last, left_out) = self.said.entry(kind).or_default();
-        if now.since(*last) < Duration::from_secs(1) && *last != Instant::default() {
+        if (*last..*last + Duration::from_secs(1)).contains(&now) && *last != Instant::default() {
             *left_out += 1;
             return;
         }
@@ -353,9 +359,12 @@ impl PoolBook {
     }
 }
 
+/// The property that holds the last attempt's host, as `ip:port`.
+pub const UPSTREAM: &str = "upstream\0address";
+
 /// Where Envoy says that the current stream is.
 pub fn whereabouts(host: &impl Host) -> Option<Whereabouts> {
-    let address = Address::parse(&host.property("upstream\0address")?)?;
+    let address = Address::parse(&host.property(UPSTREAM)?)?;
     Some(Whereabouts { address, attempts: number(host.property("upstream\0request_attempt_count")).unwrap_or(1) })
 }
 
@@ -412,3 +421,6 @@ pub fn pools(host: &impl Host) -> Vec<(String, Record)> {
 
 #[cfg(test)]
 mod model;
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@
 
 mod choose;
 mod configuration;
+mod exact;
 mod harness;
 mod hostile;
 mod leases;

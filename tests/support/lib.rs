@@ -19,7 +19,7 @@ pub mod envoy;
 pub mod gpu;
 pub mod load;
 
-pub use envoy::{Envoy, RunningEnvoy};
+pub use envoy::{Envoy, RunningEnvoy, Times};
 pub use gpu::{Counts, Door, Fault, Fleet, Gpu, GpuHost, Seen};
 pub use load::{Abort, Client, Failure, Load, Outcome, Pool, Reply, Report, Wire};
 

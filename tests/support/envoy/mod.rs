@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Fleet;
 use bootstrap::Bootstrap;
+pub use process::Times;
 pub use running::RunningEnvoy;
 
 /// The file that a live configuration (see [`Envoy::live`]) is read from, in the directory of the process.

@@ -33,6 +33,29 @@ fn found(variable: &str, usual: &str, script: &str) -> PathBuf {
     path
 }
 
+/// What the scheduler counts, in nanoseconds. A thread that is running adds what it ran only at the kernel's next tick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// User and system time.
+    pub ran: Duration,
+    /// Time in which others had the core that it wanted.
+    pub waited: Duration,
+}
+
+impl Times {
+    /// Of a thread, by its directory in `/proc`.
+    fn read(thread: &Path) -> Option<Self> {
+        let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
+        let mut nanos = text.split_whitespace().map(|word| word.parse().map(Duration::from_nanos));
+        Some(Self { ran: nanos.next()?.ok()?, waited: nanos.next()?.ok()? })
+    }
+
+    /// Of the thread that asks.
+    pub fn own() -> Self {
+        Self::read(Path::new("/proc/thread-self")).expect("Linux with schedstat")
+    }
+}
+
 /// A running Envoy; killed when dropped, and when the thread that started it ends (the test's own, as long as the fixture is
 /// started in the body of the test).
 pub(super) struct Process {
@@ -74,16 +97,13 @@ impl Process {
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
-    /// User and system time of all its threads so far: what the scheduler counts, in nanoseconds. A thread that is running adds
-    /// what it ran only at the kernel's next tick.
-    pub fn cpu_time(&self) -> Duration {
+    /// What the scheduler says of all its threads so far.
+    pub fn times(&self) -> Times {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("Envoy runs");
-        let ran = |task: std::io::Result<std::fs::DirEntry>| {
-            // A thread that has just ended is gone with its time; Envoy's do not end while it serves.
-            let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-            Some(Duration::from_nanos(text.split_whitespace().next()?.parse().ok()?))
-        };
-        tasks.filter_map(ran).sum()
+        // A thread that has just ended is gone with its time; Envoy's do not end while it serves.
+        tasks
+            .filter_map(|task| Times::read(&task.ok()?.path()))
+            .fold(Times::default(), |sum, task| Times { ran: sum.ran + task.ran, waited: sum.waited + task.waited })
     }
 
     /// Resident memory in bytes.

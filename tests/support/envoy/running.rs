@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::process::{ADMIN_ADDRESS, Process};
+use super::process::{ADMIN_ADDRESS, Process, Times};
 use super::{LIVE_FILE, pool_of};
 use crate::{Client, DEADLINE, Pool, Reply, Target, eventually};
 
@@ -195,17 +195,31 @@ impl RunningEnvoy {
         .await
     }
 
+    /// Replaces the filter's module, as [`RunningEnvoy::reload`] does its configuration.
+    ///
+    /// # Errors
+    /// It was refused.
+    pub async fn upgrade(&self, module: &str) -> Result<(), String> {
+        self.replace_resource(|config| config["vm_config"]["code"]["local"]["filename"] = json!(module)).await
+    }
+
     async fn replace(&self, change: impl FnOnce(&mut Value)) -> Result<(), String> {
+        self.replace_resource(|config| {
+            let value = &mut config["configuration"]["value"];
+            let mut configuration = serde_json::from_str(value.as_str().expect("text")).expect("JSON");
+            change(&mut configuration);
+            *value = configuration.to_string().into();
+        })
+        .await
+    }
+
+    async fn replace_resource(&self, change: impl FnOnce(&mut Value)) -> Result<(), String> {
         let file = self.directory.path().join(LIVE_FILE);
         let text = std::fs::read_to_string(&file).expect("an Envoy that was started live");
         let mut resource: Value = serde_json::from_str(&text).expect("JSON");
         let version = resource["version_info"].as_str().expect("a version").parse::<u64>().expect("a number") + 1;
         resource["version_info"] = json!(version.to_string());
-        let value = &mut resource["resources"][0]["typed_config"]["config"]["configuration"]["value"];
-        let mut configuration = serde_json::from_str(value.as_str().expect("text")).expect("JSON");
-        change(&mut configuration);
-        *value = configuration.to_string().into();
-
+        change(&mut resource["resources"][0]["typed_config"]["config"]);
         let (taken, refused) = self.updates().await;
         let log = self.log().len();
         let fresh = file.with_extension("new");
@@ -255,7 +269,12 @@ impl RunningEnvoy {
 
     /// User and system time of all threads so far.
     pub fn cpu_time(&self) -> Duration {
-        self.process.cpu_time()
+        self.times().ran
+    }
+
+    /// What the scheduler says of all threads so far.
+    pub fn times(&self) -> Times {
+        self.process.times()
     }
 
     /// Resident memory in bytes.

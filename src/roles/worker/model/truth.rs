@@ -40,7 +40,7 @@ impl World {
             assert!(!is_swept || host.pending == 0, "pending after the sweep");
         }
         assert!(choice::scores(&record, self.vms[0].borrow().now()).into_iter().all(f64::is_finite));
-        check_entries(&record);
+        check_entries(&record, self.reloaded.get());
         self.check_deaths(&record);
         let all_caught_up = record.workers().all(|worker| {
             let is_it = |vm: &&std::cell::RefCell<super::vm::Vm>| vm.borrow().id == worker.id;
@@ -54,41 +54,36 @@ impl World {
     /// Leases by generation: of workers that the record knows, and of those that it declared dead. Every lease of a worker that it knows sits
     /// in an entry of its own host.
     fn held(&self, record: &Record) -> (BTreeMap<u32, u32>, BTreeMap<u32, u32>) {
-        let incarnation = Some(record.header.incarnation);
+        let joined = self.joined.borrow();
         let (mut certain, mut possible) = (BTreeMap::new(), BTreeMap::new());
-        let mut count = |id: u64, joined: &mut Option<u64>, seats: &[(Address, Seat)]| {
+        let mut count = |id: u64, seats: &[(Address, Seat)]| {
             let is_known = record.worker_row(id, 0).is_some();
-            if is_known {
-                *joined = incarnation;
-            }
             for (address, seat) in seats {
                 if is_known {
                     *certain.entry(seat.generation).or_insert(0) += 1;
                     let entry = record.slot_of(*seat).and_then(|slot| record.host(slot));
                     assert_eq!(entry.map(|host| host.address()), Some(*address), "a lease without its host");
-                } else if *joined == incarnation {
+                } else if joined.get(&id) == Some(&record.header.incarnation) {
                     *possible.entry(seat.generation).or_insert(0) += 1;
                 }
             }
         };
         for vm in &self.vms {
             let mut vm = vm.borrow_mut();
-            let (id, mut joined, seats) = (vm.id, vm.joined, vm.seats());
-            count(id, &mut joined, &seats);
-            vm.joined = joined;
+            count(vm.id, &vm.seats());
         }
-        for grave in self.graves.borrow_mut().iter_mut() {
-            count(grave.id, &mut grave.joined, &grave.seats);
+        for grave in self.graves.borrow().iter() {
+            count(grave.id, &grave.seats);
         }
         (certain, possible)
     }
 
     /// Nobody is declared dead who was not silent for as long as it takes.
     fn check_deaths(&self, record: &Record) {
-        let now: Vec<u64> = self.ticks.iter().map(|ticks| ticks.get()).collect();
+        let now = self.ticks();
         let incarnation = record.header.incarnation;
+        let rows: BTreeSet<u64> = record.workers().map(|worker| worker.id).collect();
         let mut beats = self.beats.borrow_mut();
-        let rows: BTreeMap<u64, u32> = record.workers().map(|worker| (worker.id, worker.beat)).collect();
         assert_eq!(rows.len(), record.workers().count(), "a worker has two rows");
         for vm in &self.vms {
             let vm = vm.borrow();
@@ -96,17 +91,27 @@ impl World {
                 continue;
             };
             let most = now.iter().zip(&beat.ticks).map(|(now, then)| now - then).max().unwrap_or(0);
-            assert!(
-                rows.contains_key(&vm.id) || most >= u64::from(TICKS_TO_DEATH),
-                "declared dead after {most} ticks of silence"
-            );
+            assert!(rows.contains(&vm.id) || most >= u64::from(TICKS_TO_DEATH), "declared dead after {most} ticks of silence");
         }
-        beats.retain(|id, _| rows.contains_key(id));
-        for (id, beat) in rows {
-            if beats.get(&id).is_none_or(|seen| (seen.incarnation, seen.beat) != (incarnation, beat)) {
-                beats.insert(id, Beat { incarnation, beat, ticks: now.clone() });
+        beats.retain(|id, _| rows.contains(id));
+        drop(beats);
+        self.watch(record);
+    }
+
+    /// Notes who is there, and whose beat has changed.
+    pub fn watch(&self, record: &Record) {
+        let incarnation = record.header.incarnation;
+        let mut beats = self.beats.borrow_mut();
+        for worker in record.workers() {
+            self.joined.borrow_mut().insert(worker.id, incarnation);
+            if beats.get(&worker.id).is_none_or(|seen| (seen.incarnation, seen.beat) != (incarnation, worker.beat)) {
+                beats.insert(worker.id, Beat { incarnation, beat: worker.beat, ticks: self.ticks() });
             }
         }
+    }
+
+    fn ticks(&self) -> Vec<u64> {
+        self.ticks.iter().map(|ticks| ticks.get()).collect()
     }
 
     /// Nothing is left of what was, but the hosts that the newest configurations of the VMs name.
@@ -125,20 +130,26 @@ impl World {
             assert!(naming.is_empty(), "the record is still lost");
             return;
         };
+        let rows: BTreeSet<u64> = record.workers().map(|worker| worker.id).collect();
+        let is_dead = |row: &u64| self.graves.borrow().iter().any(|grave| grave.id == *row);
+        if naming.is_empty() && rows.iter().any(is_dead) {
+            // The last worker of the pool died, and then the pool went: nobody reads the record any more.
+            return;
+        }
         let hosts: BTreeSet<String> = record.hosts().map(|host| host.address().to_string()).collect();
         assert_eq!(hosts, named, "hosts of the record and of the configurations");
         assert_eq!(record.hosts().len(), named.len(), "a host has two entries");
         assert!(record.hosts().all(|host| (host.in_flight, host.pending) == (0, 0) && !host.is_retired()), "not empty");
-        let rows: BTreeSet<u64> = record.workers().map(|worker| worker.id).collect();
         assert_eq!(rows, naming, "workers of the record and live ones");
         assert_eq!(record.header.swept, record.header.epoch);
     }
 }
 
-fn check_entries(record: &Record) {
+/// A host has one entry; only one that was removed and added again may have old ones beside it.
+fn check_entries(record: &Record, reloaded: bool) {
     let generations: BTreeSet<u32> = record.hosts().map(|host| host.generation).collect();
     assert_eq!(generations.len(), record.hosts().len(), "two entries have one generation");
     assert!(generations.iter().all(|generation| (1..=record.header.generation).contains(generation)));
-    let live: Vec<Address> = record.hosts().filter(|host| !host.is_retired()).map(|host| host.address()).collect();
+    let live: Vec<Address> = record.hosts().filter(|host| !reloaded || !host.is_retired()).map(|host| host.address()).collect();
     assert_eq!(live.iter().collect::<BTreeSet<_>>().len(), live.len(), "a host is there twice");
 }

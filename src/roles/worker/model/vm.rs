@@ -33,6 +33,9 @@ struct Job {
     answered: bool,
     /// Ticks of its VM since it began, since its last attempt, and since the clock last stepped.
     ticks: u32,
+    /// How many of those may pass until its lease has followed: the first may come too soon after it was taken, and if the clock stepped
+    /// back, a few more may seem to.
+    patience: u32,
 }
 
 /// What a request met.
@@ -55,9 +58,7 @@ pub struct Vm {
     /// Streams that have ended, whose settlement Envoy refused to store.
     owed: BTreeSet<u32>,
     contexts: u32,
-    /// The incarnation of the record in which this worker was last seen.
-    pub joined: Option<u64>,
-    /// The incarnation and epoch of the record that stood after its last tick.
+    /// The incarnation and epoch of the record that stood before its last tick.
     pub caught_up: Option<(u64, u32)>,
 }
 
@@ -108,7 +109,6 @@ impl Vm {
             jobs: BTreeMap::new(),
             owed: BTreeSet::new(),
             contexts: 1,
-            joined: None,
             caught_up: None,
         }
     }
@@ -167,7 +167,7 @@ impl Vm {
                     assert_eq!(lease.unwrap().0, Address::parse(named[0].as_bytes()), "leased is not what was named");
                 }
                 let (named, has_lease) = (named.cloned().unwrap_or_default(), lease.is_some());
-                self.jobs.insert(id, Job { stream, named, has_lease, attempts: 0, answered: false, ticks: 0 });
+                self.jobs.insert(id, Job { stream, named, has_lease, attempts: 0, answered: false, ticks: 0, patience: 2 });
             }
         }
         is_pools.then_some(Met { running, named, verdict, clean })
@@ -228,6 +228,9 @@ impl Vm {
             stream.properties.insert("response\0code_details", details.into());
             stream.properties.insert("response\0backend_latency", (millis * 1_000_000).to_le_bytes().into());
         });
+        if matches!(how, How::Success | How::BadPrompt) {
+            job.stream.response_ends();
+        }
         job.stream.done();
         self.jobs.remove(&id);
         host.forget(id);
@@ -244,23 +247,29 @@ impl Vm {
         }
     }
 
-    /// Its root ticks. Gives whether the tick counted and no hostcall was refused in it.
-    pub fn tick(&mut self) -> bool {
-        let refused = self.host.refused();
-        self.running.plan.tick(&mut self.worker.borrow_mut());
-        let clean = self.host.refused() == refused && self.worker.borrow().ticked == self.host.now();
-        if !clean {
-            return false;
+    /// Its roots tick, those that were replaced too. Gives whether no hostcall was refused; nothing if it was too soon for a tick.
+    pub fn tick(&mut self) -> Option<bool> {
+        let (refused, last) = (self.host.refused(), self.worker.borrow().ticked);
+        for running in [&self.running].into_iter().chain(&self.old) {
+            running.plan.tick(&mut self.worker.borrow_mut());
+        }
+        if self.worker.borrow().ticked == last {
+            return None;
+        }
+        if self.host.refused() != refused {
+            return Some(false);
         }
         self.jobs.values_mut().for_each(|job| job.ticks += 1);
-        for id in self.jobs.iter().filter(|(_, job)| job.ticks >= 2 && !job.answered).map(|(id, _)| *id).collect::<Vec<_>>() {
+        for id in
+            self.jobs.iter().filter(|(_, job)| job.ticks >= job.patience && !job.answered).map(|(id, _)| *id).collect::<Vec<_>>()
+        {
             self.check_follows(id, "at a tick");
         }
-        true
+        Some(true)
     }
 
     pub fn clock_stepped(&mut self) {
-        self.jobs.values_mut().for_each(|job| job.ticks = 0);
+        self.jobs.values_mut().for_each(|job| (job.ticks, job.patience) = (0, 4));
     }
 
     fn check_follows(&self, id: u32, when: &str) {

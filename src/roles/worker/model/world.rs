@@ -14,10 +14,9 @@ use crate::core::record::{Record, Seat};
 use crate::roles::fake::Process;
 use crate::roles::worker::{TICK, key};
 
-/// A VM that died: what it held, and the incarnation of the record that counts it.
+/// A VM that died, and what it held.
 pub struct Grave {
     pub id: u64,
-    pub joined: Option<u64>,
     pub seats: Vec<(Address, Seat)>,
 }
 
@@ -28,8 +27,12 @@ pub struct World {
     pub vms: Vec<RefCell<Vm>>,
     pub graves: RefCell<Vec<Grave>>,
     wanted: RefCell<Wanted>,
+    /// Whether there was ever another configuration than the first.
+    pub reloaded: Cell<bool>,
     /// Ticks of each VM that counted.
     pub ticks: Vec<Cell<u64>>,
+    /// The incarnation of the record in which each worker was last seen.
+    pub joined: RefCell<BTreeMap<u64, u64>>,
     /// What was last seen of each worker's beat.
     pub beats: RefCell<BTreeMap<u64, Beat>>,
     /// Failed attempts and failed jobs so far.
@@ -45,7 +48,9 @@ impl World {
             process,
             graves: RefCell::default(),
             wanted: RefCell::new(wanted),
+            reloaded: Cell::new(false),
             ticks: vec![Cell::new(0); vms],
+            joined: RefCell::default(),
             beats: RefCell::default(),
             guilty: Cell::new(0),
         })
@@ -59,7 +64,12 @@ impl World {
     /// Does something with a VM, unless it is in the middle of something.
     fn with<T>(&self, vm: usize, act: impl FnOnce(&mut Vm) -> T) -> Option<T> {
         let vm = self.vms.get(vm % self.vms.len())?;
-        vm.try_borrow_mut().ok().map(|mut vm| act(&mut vm))
+        let mut vm = vm.try_borrow_mut().ok()?;
+        let result = act(&mut vm);
+        if let Some(record) = self.record() {
+            self.watch(&record);
+        }
+        Some(result)
     }
 
     pub fn act(&self, event: &Event) {
@@ -82,7 +92,7 @@ impl World {
                 }
             }
             Event::Tick { vm } => {
-                self.process.pass(Duration::from_millis(60));
+                self.process.pass(TICK);
                 self.tick(*vm % self.vms.len());
             }
             Event::Rounds { rounds, asleep } => {
@@ -92,7 +102,10 @@ impl World {
                     (0..self.vms.len()).filter(|vm| Some(*vm) != asleep).for_each(|vm| self.tick(vm));
                 }
             }
-            Event::Publish(wanted) => *self.wanted.borrow_mut() = wanted.clone(),
+            Event::Publish(wanted) => {
+                self.reloaded.set(true);
+                *self.wanted.borrow_mut() = wanted.clone();
+            }
             Event::Adopt { vm } => _ = self.with(*vm, |vm| vm.adopt(&self.wanted.borrow())),
             Event::Delete { vm } => _ = self.with(*vm, Vm::delete_old),
             Event::Die { vm } => self.die(*vm),
@@ -112,26 +125,27 @@ impl World {
     }
 
     fn tick(&self, number: usize) {
-        let Some(true) = self.with(number, Vm::tick) else {
+        let before = self.record();
+        let Some(Some(clean)) = self.with(number, Vm::tick) else {
             return;
         };
         self.ticks[number].set(self.ticks[number].get() + 1);
-        let record = self.record();
+        if !clean {
+            return;
+        }
         self.with(number, |vm| {
             assert!(!vm.owes(), "a tick without a fault left a settlement behind");
-            vm.caught_up = record.map(|record| (record.header.incarnation, record.header.epoch));
+            vm.caught_up = before.map(|record| (record.header.incarnation, record.header.epoch));
         });
     }
 
     fn die(&self, number: usize) {
         let wanted = self.wanted.borrow();
         let dead = self.with(number, |vm| {
-            let dead = std::mem::replace(vm, Vm::new(&self.process, &wanted));
-            (dead.id, dead.joined, dead)
+            let mut dead = std::mem::replace(vm, Vm::new(&self.process, &wanted));
+            Grave { id: dead.id, seats: dead.seats() }
         });
-        if let Some((id, joined, mut dead)) = dead {
-            self.graves.borrow_mut().push(Grave { id, joined, seats: dead.seats() });
-        }
+        self.graves.borrow_mut().extend(dead);
     }
 
     fn lose(&self, loss: &Loss) {
@@ -140,9 +154,12 @@ impl World {
             return;
         };
         match loss {
-            Loss::Gone => return self.process.lose(&key),
+            // Envoy removes no key, and takes a store to a missing one whatever its version: one that lost its key between its load and its
+            // store would bring back what it had read. So a record goes only while nobody is in between.
+            Loss::Gone if self.vms.iter().all(|vm| vm.try_borrow().is_ok()) => return self.process.lose(&key),
+            Loss::Gone => {}
             Loss::Garbage(garbage) => bytes.clone_from(garbage),
-            Loss::AnotherVersion => bytes[4] ^= 0xFF,
+            Loss::AnotherVersion => bytes.iter_mut().skip(4).take(1).for_each(|version| *version ^= 0xFF),
             Loss::Truncated => _ = bytes.pop(),
             Loss::Touched => {}
         }
@@ -167,8 +184,13 @@ impl World {
             let seat = record.seat_at(Address::parse(address.as_bytes()).unwrap()).unwrap();
             record.host(seat.slot).unwrap().load()
         };
-        let slots_of: BTreeMap<_, _> =
-            met.running.wanted.entries().filter(|(_, entry)| !entry.drain).map(|(address, entry)| (address, entry.slots)).collect();
+        let slots_of: BTreeMap<_, _> = met
+            .running
+            .wanted
+            .entries()
+            .filter(|(_, entry)| !entry.drain)
+            .map(|(address, entry)| (address, entry.slots))
+            .collect();
         match (met.verdict.as_deref(), &met.named) {
             (None, None) => assert!(slots_of.is_empty() && met.running.wanted.fallback, "nobody was named"),
             (None, Some(named)) => {
@@ -190,13 +212,14 @@ impl World {
         }
     }
 
-    /// All streams end, nothing goes wrong any more, and 200 ticks pass.
+    /// All streams end, all VMs take the newest configuration, nothing goes wrong any more, and 200 ticks pass.
     pub fn quiet(&self) {
+        self.vms.iter().for_each(|vm| vm.borrow().host.heal());
         for vm in &self.vms {
-            vm.borrow().host.heal();
-        }
-        for vm in &self.vms {
-            vm.borrow_mut().end_all();
+            let mut vm = vm.borrow_mut();
+            vm.end_all();
+            vm.adopt(&self.wanted.borrow());
+            vm.delete_old();
         }
         self.act(&Event::Rounds { rounds: 200, asleep: None });
         self.check();

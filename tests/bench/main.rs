@@ -1,0 +1,96 @@
+//! Compares Plimsoll with what it is compared with: `scripts/bench [--quick] [NAME…]`.
+//!
+//! ```text
+//!   a scenario (overhead, …) ── starts ──▶ systems (Envoys that differ in one thing) over hosts that answer at once
+//!            │                                  ▲
+//!            │                                  └─ clients: closed loop (rounds) or open loop
+//!            └── figures ──▶ the table, dist/bench.json
+//! ```
+//!
+//! Only what was measured in one run is compared: the machine is shared, and its speed changes by the minute. The systems take
+//! turns in short slices, each round in another order, and a figure is the median over the rounds.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a benchmark panics to say that something is wrong: a figure that is measured all the same would be worse"
+)]
+
+mod clients;
+mod figures;
+mod hosts;
+mod overhead;
+mod quiet;
+mod rounds;
+mod scale;
+mod systems;
+
+use std::process::ExitCode;
+
+use figures::Figures;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// Enough for figures that can be trusted.
+    Full,
+    /// Enough to see that the benchmark works.
+    Quick,
+}
+
+impl Effort {
+    /// The one or the other.
+    pub fn pick<T>(self, full: T, quick: T) -> T {
+        match self {
+            Self::Full => full,
+            Self::Quick => quick,
+        }
+    }
+}
+
+/// The comparisons by name, with what each is about, and whether it runs unasked.
+const SCENARIOS: [(&str, &str, bool); 2] = [
+    ("overhead", "what a choice costs: CPU time, throughput, latency, lost transactions", true),
+    ("scale", "what a choice costs with 1,024 hosts", true),
+];
+
+async fn run(scenario: &str, effort: Effort, figures: &mut Figures) {
+    match scenario {
+        "overhead" => overhead::run(effort, figures).await,
+        "scale" => scale::run(effort, figures).await,
+        _ => unreachable!("names are checked against the list"),
+    }
+}
+
+/// One thread for the clients and the hosts, so that on two cores the Envoy that is measured has the other one.
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let mut effort = Effort::Full;
+    let mut names = Vec::new();
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--quick" => effort = Effort::Quick,
+            "--list" => {
+                SCENARIOS.iter().for_each(|(name, about, _)| println!("{name:12} {about}"));
+                return ExitCode::SUCCESS;
+            }
+            name if SCENARIOS.iter().any(|(known, ..)| *known == name) => names.push(argument),
+            other => {
+                eprintln!("bench: {other}: no such comparison; scripts/bench --list names them");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    if names.is_empty() {
+        names.extend(SCENARIOS.iter().filter(|(.., unasked)| *unasked).map(|(name, ..)| (*name).to_owned()));
+    }
+    let mut figures = Figures::new(effort);
+    for name in names {
+        figures.begin(&name);
+        run(&name, effort, &mut figures).await;
+    }
+    print!("{figures}");
+    figures.write("dist/bench.json");
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,148 @@
+//! What is compared: Envoys that run the same file of the repository over the same hosts, and differ in who chooses.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde_json::json;
+use support::{Envoy, RunningEnvoy, Target};
+
+use crate::clients::Clients;
+
+/// Every system runs this file. HTTP/1.1 to the hosts costs Envoy the least, and leaves a filter's share the largest.
+const FILE: &str = "http1.yaml";
+
+/// Connections of the clients to each Envoy, one request on each at a time.
+const CONNECTIONS: usize = 32;
+
+/// Who chooses the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chooser {
+    /// Envoy's round robin: the cheapest, and the baseline of all.
+    RoundRobin,
+    /// The floor filter stands in our filter's place; nobody sets the override header, so that the cluster's fallback chooses.
+    Floor,
+    /// Our filter.
+    Ours,
+    /// Envoy's own choice of the least loaded among all.
+    FullScan,
+    /// Envoy's own choice of the less loaded of two.
+    TwoChoices,
+}
+
+impl Chooser {
+    /// For the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "no filter",
+            Self::Floor => "floor filter",
+            Self::Ours => "ours",
+            Self::FullScan => "Envoy's FULL_SCAN",
+            Self::TwoChoices => "Envoy's least_request",
+        }
+    }
+
+    /// For the names of figures.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "no_filter",
+            Self::Floor => "floor",
+            Self::Ours => "ours",
+            Self::FullScan => "full_scan",
+            Self::TwoChoices => "least_request",
+        }
+    }
+
+    /// For those who want to know exactly.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "no Wasm filter; the cluster's policy is round robin",
+            Self::Floor => {
+                "tests/floor in place of our module: reads xds.cluster_name, sets x-floor; the cluster's override_host policy finds no header and falls back to least_request"
+            }
+            Self::Ours => {
+                "dist/plimsoll.wasm with the file's configuration; the cluster's override_host policy sends where it says"
+            }
+            Self::FullScan => "no Wasm filter; the cluster's policy is least_request with FULL_SCAN",
+            Self::TwoChoices => "no Wasm filter; the cluster's policy is least_request (two choices)",
+        }
+    }
+
+    fn envoy(self, hosts: &[SocketAddr]) -> Envoy {
+        let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+        let envoy = Envoy::new(FILE)
+            .addresses(hosts)
+            // The file's 4 s would close connections while the other systems have their turns.
+            .cluster(json!({"typed_extension_protocol_options": {options: {"common_http_protocol_options": {"idle_timeout": "600s"}}}}));
+        match self {
+            Self::RoundRobin => envoy.without_filter("ROUND_ROBIN"),
+            Self::Floor => envoy.module(floor()),
+            Self::Ours => envoy,
+            Self::TwoChoices => envoy.without_filter("LEAST_REQUEST"),
+            Self::FullScan => {
+                let policy = json!({
+                    "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest",
+                    "selection_method": "FULL_SCAN",
+                });
+                let named = json!({"name": "envoy.load_balancing_policies.least_request", "typed_config": policy});
+                let policies = json!({"policies": [{"typed_extension_config": named}]});
+                envoy.without_filter("ROUND_ROBIN").cluster(json!({"lb_policy": null, "load_balancing_policy": policies}))
+            }
+        }
+    }
+}
+
+/// The floor filter's module, which `scripts/bench` builds.
+fn floor() -> PathBuf {
+    let path = std::env::var_os("PLIMSOLL_FLOOR").expect("PLIMSOLL_FLOOR names the floor filter's module: run scripts/bench");
+    std::path::absolute(path).expect("a path")
+}
+
+/// One of the things that are compared.
+pub struct System {
+    /// Who chooses.
+    pub chooser: Chooser,
+    /// Among how many.
+    pub hosts: usize,
+    /// The Envoy.
+    pub envoy: RunningEnvoy,
+    /// Its clients.
+    pub clients: Clients,
+}
+
+impl System {
+    /// Starts an Envoy with so many workers in front of these hosts. Beside another one, if that runs already.
+    pub async fn start(chooser: Chooser, hosts: &[SocketAddr], workers: usize, beside: Option<&RunningEnvoy>) -> Self {
+        let envoy = chooser.envoy(hosts).workers(workers);
+        let envoy = match beside {
+            Some(other) => envoy.start_beside(other).await,
+            None => envoy.start().await,
+        };
+        let clients = Clients::open(envoy.address(), CONNECTIONS).await;
+        Self { chooser, hosts: hosts.len(), envoy, clients }
+    }
+
+    /// For the table.
+    pub fn name(&self) -> String {
+        format!("{}, {} hosts", self.chooser.name(), thousands(self.hosts))
+    }
+
+    /// For the names of figures.
+    pub fn key(&self) -> String {
+        format!("{}_{}", self.chooser.key(), self.hosts)
+    }
+}
+
+/// Starts one worker in front of the first so many hosts for each chooser named.
+pub async fn start(choosers: &[(Chooser, usize)], hosts: &[SocketAddr]) -> Vec<System> {
+    let mut systems: Vec<System> = Vec::new();
+    for (chooser, count) in choosers {
+        eprintln!("  starting Envoy: {}, {} hosts ({})", chooser.name(), thousands(*count), chooser.about());
+        let first = systems.first().map(|system| &system.envoy);
+        systems.push(System::start(*chooser, &hosts[..*count], 1, first).await);
+    }
+    systems
+}
+
+fn thousands(number: usize) -> String {
+    if number < 1000 { number.to_string() } else { format!("{},{:03}", number / 1000, number % 1000) }
+}
