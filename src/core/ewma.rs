@@ -28,7 +28,7 @@ impl Ewma {
     #[must_use]
     pub fn with(self, sample: Duration, now: Instant, time_constant: Duration) -> Self {
         let sample = sample.as_secs_f32() * 1000.0;
-        let fed = Instant(now.0.max(self.fed.0).max(1));
+        let fed = Instant(now.0.max(1));
         if !self.has_history() {
             return Self { millis: sample, fed };
         }
@@ -72,10 +72,11 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_steps_back_changes_nothing_but_the_sample() {
+    fn a_clock_that_steps_back_costs_one_sample() {
         let before = Ewma { millis: 1000.0, fed: at(100.0) };
         let after = before.with(Duration::from_secs(9), at(50.0), TAU);
-        assert_eq!(after, before);
+        assert_eq!(after, Ewma { millis: 1000.0, fed: at(50.0) });
+        assert!(after.with(Duration::from_secs(9), at(80.0), TAU).millis > 5000.0);
         assert_eq!(before.freshness(at(50.0), TAU), 1.0);
     }
 

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::reply::Verdict;
+use super::roots::Pools;
 use super::worker::{UPSTREAM, Worker, whereabouts};
 use crate::config::{self, NoHost, Pool};
 use crate::core::address::Address;
@@ -50,32 +51,33 @@ struct Route {
 /// A configuration that is being run: what a root and its streams share.
 pub struct Plan {
     root: u32,
+    instance: Rc<str>,
     override_header: Box<[u8]>,
+    pools: Pools,
     routes: BTreeMap<Box<[u8]>, Rc<Route>>,
 }
 
 impl Plan {
-    /// Prepares a configuration for the root with this context id.
-    pub fn new(root: u32, config: config::Balancer) -> Self {
-        let route = |(name, pool): (String, Rc<Pool>)| {
-            let route = Route { name: name.as_str().into(), pool, roster: RefCell::default() };
-            (name.into_bytes().into_boxed_slice(), Rc::new(route))
+    /// Prepares a configuration for the root with this context id; `instance` is the name of the filter's instance.
+    pub fn new(root: u32, instance: &str, config: config::Balancer) -> Self {
+        let pools: Pools = config.pools.into_iter().map(|(name, pool)| (name.into(), pool)).collect();
+        let route = |(name, pool): &(Rc<str>, Rc<Pool>)| {
+            let route = Route { name: name.clone(), pool: pool.clone(), roster: RefCell::default() };
+            (name.as_bytes().into(), Rc::new(route))
         };
+        let routes = pools.iter().map(route).collect();
         let override_header = config.override_header.into_bytes().into_boxed_slice();
-        Self { root, override_header, routes: config.pools.into_iter().map(route).collect() }
+        Self { root, instance: instance.into(), override_header, pools, routes }
     }
 
-    /// The root's tick: the first makes its configuration live.
+    /// The root's tick.
     pub fn tick<H: Host>(&self, worker: &mut Worker<H>) {
-        for route in self.routes.values() {
-            worker.name(&route.name, self.root, &route.pool);
-        }
-        worker.tick();
+        worker.root_ticks(self.root, &self.instance, &self.pools);
     }
 
     /// Envoy deletes the root.
     pub fn end<H: Host>(&self, worker: &mut Worker<H>) {
-        worker.unname(self.root);
+        worker.root_ends(self.root);
     }
 }
 
@@ -112,14 +114,22 @@ impl<H: Host> Stream<H> {
         let Some(route) = self.plan.routes.get(cluster.as_slice()).cloned() else {
             return Flow::Continue;
         };
-        let headers = self.host.request_headers().unwrap_or_default();
-        self.strip(&headers);
-        let kind = kind(&route.pool, &headers);
+        let kind = match self.host.request_headers() {
+            Ok(headers) => {
+                self.strip(&headers);
+                kind(&route.pool, &headers)
+            }
+            // Then nobody can say what the request is: it is counted, and the one header that steers is removed unseen.
+            Err(_) => {
+                let _ = self.host.set_request_header(&self.plan.override_header, None);
+                Kind::Job
+            }
+        };
         let decision = {
             let Ok(mut worker) = self.worker.try_borrow_mut() else {
                 return Flow::Continue;
             };
-            worker.name(&route.name, self.plan.root, &route.pool);
+            worker.stream_starts(self.plan.root, &self.plan.instance, &self.plan.pools);
             let mut roster = route.roster.borrow_mut();
             let decision = worker.choose(&route.name, self.id, &route.pool, &mut roster, kind);
             decision.map_err(|fault| worker.say_fault("choose a host", fault))
@@ -140,15 +150,18 @@ impl<H: Host> Stream<H> {
         let Some((route, _)) = &self.leased else {
             return;
         };
-        let upstream = self.host.property(UPSTREAM);
-        let news = upstream.as_deref().and_then(|text| self.news(text));
-        if let Ok(mut worker) = self.worker.try_borrow_mut() {
-            if let Some(at) = news {
-                worker.follow(&route.name, self.id, at);
-            }
+        let Some(upstream) = self.host.property(UPSTREAM) else {
+            return;
+        };
+        let news = self.news(&upstream);
+        let Ok(mut worker) = self.worker.try_borrow_mut() else {
+            return;
+        };
+        // A move that could not be stored is tried again at the next tick, or at the end.
+        if news.is_none_or(|at| worker.follow(&route.name, self.id, at)) {
             worker.answered(&route.name, self.id);
+            self.passed = Passed::Headers;
         }
-        self.passed = if upstream.is_some() { Passed::Headers } else { Passed::Nothing };
     }
 
     /// The last of the response's callbacks that says that the stream ends with it.

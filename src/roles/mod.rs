@@ -2,6 +2,8 @@
 
 pub mod balancer;
 pub mod reply;
+pub mod roots;
+pub mod shared;
 pub mod status;
 pub mod worker;
 

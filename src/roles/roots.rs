@@ -97,10 +97,11 @@ impl Roots {
         // By instance, from the newest root to the oldest: whether one that is newer has settled in.
         let mut settled: BTreeMap<Rc<str>, bool> = BTreeMap::new();
         let mut changed = false;
-        let others_live: BTreeMap<Rc<str>, usize> = self.roots.values().filter(|root| root.live).fold(BTreeMap::new(), |mut live, root| {
-            *live.entry(root.instance.clone()).or_default() += 1;
-            live
-        });
+        let others_live: BTreeMap<Rc<str>, usize> =
+            self.roots.values().filter(|root| root.live).fold(BTreeMap::new(), |mut live, root| {
+                *live.entry(root.instance.clone()).or_default() += 1;
+                live
+            });
         for root in self.roots.values_mut().rev() {
             let replaced = settled.entry(root.instance.clone()).or_default();
             let is_streaming = root.stream.is_some_and(|stream| self.tick - stream < REST);

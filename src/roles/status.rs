@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{reply, worker};
+use super::{reply, shared};
 use crate::core::choice;
 use crate::core::record::{Host as HostEntry, Record};
 use crate::core::time::Instant;
@@ -31,7 +31,7 @@ pub fn answer(host: &impl Host) -> Result<(), Fault> {
 /// `/status.json`, see the README.
 fn status(host: &impl Host) -> Value {
     let now = host.now();
-    let pools: Map<String, Value> = worker::pools(host).into_iter().map(|(name, record)| (name, pool(&record, now))).collect();
+    let pools: Map<String, Value> = shared::pools(host).into_iter().map(|(name, record)| (name, pool(&record, now))).collect();
     json!({ "pools": pools })
 }
 

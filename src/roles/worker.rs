@@ -1,33 +1,27 @@
 //! One VM instance and its books: every transaction on a pool's record goes through here.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::config::Pool;
+use super::roots::{Pools, Roots};
+use super::shared;
+use crate::config::{self, Pool};
 use crate::core::address::Address;
 use crate::core::book::{Book, Declared};
 use crate::core::choice::{self, Decision, Kind};
 use crate::core::lease::{Lease, Settlement, Whereabouts};
 use crate::core::random::Random;
-use crate::core::record::{Record, Seat, VERSION};
+use crate::core::record::{Record, Seat};
 use crate::core::roster::Roster;
 use crate::core::time::Instant;
-use crate::host::{Fault, Host, IF_ABSENT, Level, number};
+use crate::host::{Fault, Host, Level, number};
 
 /// How often each root ticks.
 pub const TICK: Duration = Duration::from_millis(100);
 
 /// Ticks of several roots in one VM that are closer together than this are one tick of the worker.
 const SAME_TICK: Duration = Duration::from_millis(50);
-
-/// A configuration whose root has not ticked for this many ticks of the worker is not live any more: Envoy stops the ticks of a root that
-/// was replaced, long before it deletes it.
-const TICKS_TO_STALE: u32 = 10;
-
-/// How often a transaction is run again. Each loss means that another worker won, so that this is reached only if something is broken.
-const MOST_CONFLICTS: u32 = 1000;
 
 /// The fault of a transaction that lost too often; no status of the ABI.
 const CONTENDED: Fault = Fault(u32::MAX);
@@ -43,8 +37,6 @@ enum Change<T> {
 struct PoolBook {
     key: String,
     book: Book,
-    /// The roots that name hosts of this pool, and how many ticks ago each was last seen.
-    roots: BTreeMap<u32, (Rc<Pool>, u32)>,
 }
 
 /// What the streams and roots of one VM share.
@@ -53,6 +45,7 @@ pub struct Worker<H> {
     id: u64,
     random: Random,
     books: BTreeMap<Rc<str>, PoolBook>,
+    roots: Roots,
     ticked: Instant,
     said: BTreeMap<&'static str, (Instant, u64)>,
 }
@@ -62,34 +55,57 @@ impl<H: Host> Worker<H> {
     pub fn new(host: H) -> Self {
         // An id of 0 is as good as any other; two equal ones in one process have a chance of 2⁻⁶⁴.
         let (id, random) = (host.random(), Random::new(host.random()));
-        Self { host, id, random, books: BTreeMap::new(), ticked: Instant::default(), said: BTreeMap::new() }
+        Self {
+            host,
+            id,
+            random,
+            books: BTreeMap::new(),
+            roots: Roots::default(),
+            ticked: Instant::default(),
+            said: BTreeMap::new(),
+        }
     }
 
-    /// Notes that this root's configuration of the pool is live.
-    pub fn name(&mut self, pool_name: &Rc<str>, root: u32, pool: &Rc<Pool>) {
-        if let Some(known) = self.books.get_mut(pool_name).and_then(|book| book.roots.get_mut(&root))
-            && Rc::ptr_eq(&known.0, pool)
-        {
-            known.1 = 0;
-            return;
+    /// Notes that a root ticks, and ticks if none has within [`SAME_TICK`].
+    pub fn root_ticks(&mut self, root: u32, instance: &Rc<str>, pools: &Pools) {
+        if self.roots.ticked(root, instance, pools) {
+            self.declare();
         }
-        let books = match self.books.entry(pool_name.clone()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                publish(&self.host, pool_name);
-                new.insert(PoolBook { key: key(pool_name), book: Book::new(self.id), roots: BTreeMap::new() })
-            }
-        };
-        books.roots.insert(root, (pool.clone(), 0));
-        books.declare();
+        self.tick();
+    }
+
+    /// Notes that a stream starts under a root, whose configuration is live from now on.
+    pub fn stream_starts(&mut self, root: u32, instance: &Rc<str>, pools: &Pools) {
+        if self.roots.streams(root, instance, pools) {
+            self.declare();
+        }
     }
 
     /// Forgets a root that Envoy deletes.
-    pub fn unname(&mut self, root: u32) {
-        for books in self.books.values_mut() {
-            if books.roots.remove(&root).is_some() {
-                books.declare();
+    pub fn root_ends(&mut self, root: u32) {
+        if self.roots.ended(root) {
+            self.declare();
+        }
+    }
+
+    /// Tells each book what the live configurations say of its pool; where two name the same host differently, the newer one's word stands.
+    fn declare(&mut self) {
+        let mut pools: BTreeMap<Rc<str>, Declared> = self.books.keys().map(|name| (name.clone(), Declared::default())).collect();
+        for (name, pool) in self.roots.live().flatten() {
+            let declared = pools.entry(name.clone()).or_default();
+            if declared.hosts.is_empty() {
+                (declared.score, declared.time_constant) = (pool.score, pool.time_constant);
             }
+            let known: BTreeSet<Address> = declared.hosts.iter().map(|host| host.address).collect();
+            let more = pool.hosts.iter().map(config::Host::named).filter(|host| !known.contains(&host.address));
+            declared.hosts.extend(more);
+        }
+        for (name, declared) in pools {
+            let books = self.books.entry(name.clone()).or_insert_with(|| {
+                shared::publish(&self.host, &name);
+                PoolBook { key: shared::key(&name), book: Book::new(self.id) }
+            });
+            books.book.declare(declared);
         }
     }
 
@@ -157,8 +173,8 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    /// Moves a stream's lease to the host that works on it now.
-    pub fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
+    /// Moves a stream's lease to the host that works on it now. Gives whether that is stored.
+    pub fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) -> bool {
         let moved = self.transact(pool_name, |book, record, _| match book.lease(stream) {
             Some(lease) if lease.address != Some(now_at.address) => Change::Store(Some(lease.follow(record, now_at))),
             _ => Change::Leave(None),
@@ -168,10 +184,13 @@ impl<H: Host> Worker<H> {
                 if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
                     lease.moved(moved);
                 }
+                true
             }
-            Ok(None) => {}
-            // The next tick looks again.
-            Err(fault) => self.say_fault("follow a retry", fault),
+            Ok(None) => true,
+            Err(fault) => {
+                self.say_fault("follow a retry", fault);
+                false
+            }
         }
     }
 
@@ -197,17 +216,17 @@ impl<H: Host> Worker<H> {
     }
 
     /// Once per [`TICK`], whichever root it comes from: sees to retries, to what could not be stored, to the other workers, and shows that it lives.
-    pub fn tick(&mut self) {
+    fn tick(&mut self) {
         let now = self.host.now();
         // A clock that stepped back is a new tick, not the same one.
         if (self.ticked..self.ticked + SAME_TICK).contains(&now) && self.ticked != Instant::default() {
             return;
         }
         self.ticked = now;
+        self.roots.pass();
         let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
         for name in names {
             self.follow_retries(&name, now);
-            self.forget_stale_roots(&name);
             match self.keep_books(&name) {
                 Ok(()) if self.books.get(&name).is_some_and(|books| books.book.is_idle()) => _ = self.books.remove(&name),
                 Ok(()) => {}
@@ -246,20 +265,6 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    fn forget_stale_roots(&mut self, name: &str) {
-        let Some(books) = self.books.get_mut(name) else {
-            return;
-        };
-        for (_, ticks) in books.roots.values_mut() {
-            *ticks += 1;
-        }
-        let before = books.roots.len();
-        books.roots.retain(|_, (_, ticks)| *ticks <= TICKS_TO_STALE);
-        if books.roots.len() != before {
-            books.declare();
-        }
-    }
-
     fn keep_books(&mut self, name: &str) -> Result<(), Fault> {
         let mut suspects = None;
         let is_due = self.books.get_mut(name).is_some_and(|books| books.book.beat_is_due());
@@ -295,8 +300,8 @@ impl<H: Host> Worker<H> {
         let Some(PoolBook { key, book, .. }) = self.books.get_mut(name) else {
             return Err(CONTENDED);
         };
-        for _ in 0..MOST_CONFLICTS {
-            let (mut record, cas) = open(&self.host, key, name)?;
+        for _ in 0..shared::MOST_CONFLICTS {
+            let (mut record, cas) = shared::open(&self.host, key, name)?;
             if !book.is_in_step(&record) && !book.is_idle() {
                 let joined = book.join(&mut record);
                 match self.host.store(key, &record.into_bytes(), cas)? {
@@ -343,22 +348,6 @@ impl<H: Host> Worker<H> {
     }
 }
 
-impl PoolBook {
-    /// Tells the book what the live roots say; where two name the same host differently, the newer root's word stands.
-    fn declare(&mut self) {
-        let mut declared = Declared::default();
-        let mut seen = BTreeSet::new();
-        for (pool, _) in self.roots.values().rev() {
-            declared.hosts.extend(pool.hosts.iter().map(|host| host.named()).filter(|host| seen.insert(host.address)));
-        }
-        if let Some((pool, _)) = self.roots.values().next_back() {
-            declared.score = pool.score;
-            declared.time_constant = pool.time_constant;
-        }
-        self.book.declare(declared);
-    }
-}
-
 /// The property that holds the last attempt's host, as `ip:port`.
 pub const UPSTREAM: &str = "upstream\0address";
 
@@ -366,57 +355,6 @@ pub const UPSTREAM: &str = "upstream\0address";
 pub fn whereabouts(host: &impl Host) -> Option<Whereabouts> {
     let address = Address::parse(&host.property(UPSTREAM)?)?;
     Some(Whereabouts { address, attempts: number(host.property("upstream\0request_attempt_count")).unwrap_or(1) })
-}
-
-fn key(pool: &str) -> String {
-    format!("plimsoll.{VERSION}.pool.{pool}")
-}
-
-/// The key of the list of pools, a JSON array of their names: shared data cannot be listed.
-const POOLS: &str = "plimsoll.pools";
-
-/// The record under the key, or a new one, and the version to store it with.
-fn open(host: &impl Host, key: &str, pool: &str) -> Result<(Record, u32), Fault> {
-    let shared = host.load(key)?;
-    let Some(bytes) = shared.value else {
-        return Ok((Record::new(host.random()), IF_ABSENT));
-    };
-    let record = Record::parse(bytes).unwrap_or_else(|_| {
-        host.log(Level::Warn, &format!("plimsoll: pool {pool}: the shared record is not one of ours; a new one takes its place"));
-        Record::new(host.random())
-    });
-    Ok((record, shared.cas))
-}
-
-/// Adds a pool to the list. A failure costs only its place on the status page, until the next worker tries.
-fn publish(host: &impl Host, pool: &str) {
-    for _ in 0..MOST_CONFLICTS {
-        let Ok(shared) = host.load(POOLS) else { return };
-        let cas = if shared.value.is_some() { shared.cas } else { IF_ABSENT };
-        let mut names = names(shared.value);
-        if names.iter().any(|name| name == pool) {
-            return;
-        }
-        names.push(pool.to_owned());
-        let bytes = serde_json::Value::from(names).to_string();
-        if host.store(POOLS, bytes.as_bytes(), cas) != Ok(false) {
-            return;
-        }
-    }
-}
-
-fn names(list: Option<Vec<u8>>) -> Vec<String> {
-    list.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
-}
-
-/// All pools of the process and their records, for the status page: those that have a host.
-pub fn pools(host: &impl Host) -> Vec<(String, Record)> {
-    let list = host.load(POOLS).ok().and_then(|shared| shared.value);
-    let record = |name: String| {
-        let record = Record::parse(host.load(&key(&name)).ok()?.value?).ok()?;
-        (record.header.hosts > 0).then_some((name, record))
-    };
-    names(list).into_iter().filter_map(record).collect()
 }
 
 #[cfg(test)]

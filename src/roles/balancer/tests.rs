@@ -23,7 +23,7 @@ impl Bench {
             panic!("{json}");
         };
         let worker = Rc::new(RefCell::new(Worker::new(host.clone())));
-        Self { host, worker, plan: Rc::new(Plan::new(1, config)), streams: 1 }
+        Self { host, worker, plan: Rc::new(Plan::new(1, "plimsoll", config)), streams: 1 }
     }
 
     /// A request, until Envoy goes on with it or the filter answers.
@@ -142,7 +142,7 @@ fn a_job_goes_on_without_books_and_is_counted_where_envoy_sends_it() {
 #[test]
 fn a_job_whose_host_could_not_be_named_is_counted_where_envoy_sends_it() {
     let mut bench = Bench::new(r#", "alternates": 0"#);
-    bench.host.refuse(Call::Header, 2);
+    bench.host.refuse(Call::Header, 3);
     let (id, mut stream, flow) = bench.request("gpu", &[]);
     assert_eq!((flow, bench.named(id).len()), (Flow::Continue, 0));
     for host in 0..2 {

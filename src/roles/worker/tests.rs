@@ -13,6 +13,7 @@ struct Bench {
     worker: Worker<Fake>,
     name: Rc<str>,
     pool: Rc<Pool>,
+    pools: Pools,
     roster: Roster,
 }
 
@@ -21,8 +22,9 @@ impl Bench {
         let host = Fake::new(process);
         let mut worker = Worker::new(host.clone());
         let name: Rc<str> = "gpu".into();
-        worker.name(&name, 1, pool);
-        Self { host, worker, name, pool: pool.clone(), roster: Roster::default() }
+        let pools = vec![(name.clone(), pool.clone())];
+        worker.stream_starts(1, &name, &pools);
+        Self { host, worker, name, pool: pool.clone(), pools, roster: Roster::default() }
     }
 
     fn choose(&mut self, stream: u32, kind: Kind) -> Result<Decision, Fault> {
@@ -42,13 +44,12 @@ impl Bench {
     }
 
     fn tick(&mut self) {
-        self.worker.name(&self.name, 1, &self.pool);
-        self.worker.tick();
+        self.worker.root_ticks(1, &self.name, &self.pools);
     }
 }
 
 fn record(process: &Process) -> Record {
-    Record::parse(process.value(&key("gpu")).unwrap()).unwrap()
+    Record::parse(process.value(&shared::key("gpu")).unwrap()).unwrap()
 }
 
 fn loads(process: &Process) -> Vec<u32> {
@@ -270,7 +271,7 @@ fn a_record_of_another_version_is_not_read_and_a_new_one_takes_its_place() {
     let mut bench = Bench::new(&process, &pool_of(1, ""));
     bench.take(1);
     for bytes in [Vec::new(), b"garbage".to_vec(), vec![0xFF; 500]] {
-        process.put(&key("gpu"), bytes);
+        process.put(&shared::key("gpu"), bytes);
         bench.take(2);
         assert_eq!(loads(&process), [2]);
         bench.settle(2);
@@ -284,7 +285,7 @@ fn a_worker_that_could_not_leave_tries_again() {
     let process = Process::new(1);
     let mut bench = Bench::new(&process, &pool_of(1, ""));
     bench.tick();
-    bench.worker.unname(1);
+    bench.worker.root_ends(1);
     bench.host.refuse(Call::Store, 1);
     process.pass(TICK);
     bench.worker.tick();
@@ -293,7 +294,7 @@ fn a_worker_that_could_not_leave_tries_again() {
     bench.worker.tick();
     let record = record(&process);
     assert_eq!((record.workers().count(), record.hosts().len()), (0, 0));
-    assert!(pools(&bench.host).is_empty());
+    assert!(shared::pools(&bench.host).is_empty());
 }
 
 #[test]
@@ -302,7 +303,7 @@ fn a_host_that_only_a_worker_named_that_left_goes_at_the_next_ticks_of_the_other
     let (mut stays, mut leaves) = (Bench::new(&process, &pool_of(1, "")), Bench::new(&process, &pool_of(2, "")));
     tick_all(&process, &mut [&mut stays, &mut leaves], 2);
     assert_eq!(loads(&process), [0, 0]);
-    leaves.worker.unname(1);
+    leaves.worker.root_ends(1);
     process.pass(TICK);
     leaves.worker.tick();
     for stream in 0..2 {
@@ -329,12 +330,14 @@ fn two_pools_have_two_books() {
     let process = Process::new(1);
     let mut bench = Bench::new(&process, &pool_of(1, ""));
     let (other, pool): (Rc<str>, _) = ("other".into(), pool_of(2, ""));
-    bench.worker.name(&other, 1, &pool);
+    bench.worker.stream_starts(2, &other, &vec![(other.clone(), pool.clone())]);
     bench.take(1);
     let taken = bench.worker.choose("other", 1, &pool, &mut Roster::default(), Kind::Job);
     assert!(matches!(taken, Ok(Decision::Chosen(_))));
     bench.settle(1);
-    let all: Vec<(String, u32)> =
-        pools(&bench.host).into_iter().map(|(name, record)| (name, record.hosts().map(|host| host.load()).sum())).collect();
+    let all: Vec<(String, u32)> = shared::pools(&bench.host)
+        .into_iter()
+        .map(|(name, record)| (name, record.hosts().map(|host| host.load()).sum()))
+        .collect();
     assert_eq!(all, [("gpu".to_owned(), 0), ("other".to_owned(), 1)]);
 }

@@ -90,7 +90,9 @@ impl Wanted {
 impl Running {
     fn new(wanted: &Wanted, root: u32) -> Rc<Self> {
         match Role::parse(wanted.json().as_bytes()) {
-            Ok(Role::Balancer(config)) => Rc::new(Self { wanted: wanted.clone(), plan: Rc::new(Plan::new(root, config)) }),
+            Ok(Role::Balancer(config)) => {
+                Rc::new(Self { wanted: wanted.clone(), plan: Rc::new(Plan::new(root, "plimsoll", config)) })
+            }
             other => panic!("{}: {other:?}", wanted.json()),
         }
     }

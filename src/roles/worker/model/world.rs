@@ -12,7 +12,8 @@ use super::{Event, Loss, POOL, Wanted};
 use crate::core::address::Address;
 use crate::core::record::{Record, Seat};
 use crate::roles::fake::Process;
-use crate::roles::worker::{TICK, key};
+use crate::roles::shared::key;
+use crate::roles::worker::TICK;
 
 /// A VM that died, and what it held.
 pub struct Grave {
