@@ -14,6 +14,7 @@
 
 use std::time::Duration;
 
+use super::ewma::Fading;
 use super::random::Random;
 use super::record::{Host, Record};
 use super::roster::Roster;
@@ -50,10 +51,11 @@ pub enum Kind {
     Other,
 }
 
+/// A host that may be chosen, as far as the choice needs it.
 struct Candidate {
     host: usize,
-    load: u32,
-    weight: f32,
+    /// The score's first summand.
+    in_flight: f64,
     millis: f32,
     freshness: f32,
     full: bool,
@@ -61,47 +63,70 @@ struct Candidate {
 
 /// Chooses among the pool's hosts; changes nothing.
 pub fn choose(record: &Record, pool: &Pool, roster: &Roster, now: Instant, random: &mut Random, kind: Kind) -> Decision {
-    let candidates = candidates(record, pool, roster, now);
-    let has_free = candidates.iter().any(|candidate| !candidate.full);
+    let entries = record.host_bytes();
+    let (weight, fading) = (f64::from(pool.score.in_flight_weight), Fading::new(pool.time_constant));
+    let mut candidates = Vec::with_capacity(pool.hosts.len());
+    let (mut mean, mut running, mut has_free) = (Mean::default(), 0, false);
+    for (index, (named, slot)) in pool.hosts.iter().zip(roster.slots()).enumerate() {
+        let Some(entry) = slot.and_then(|slot| entries.get(slot as usize)).filter(|_| !named.drain) else { continue };
+        let entry = Host::read(entry);
+        let load = entry.load().saturating_add(roster.earlier_load(index, record));
+        let in_flight = weight * (f64::from(load) + 1.0) / f64::from(named.weight);
+        let candidate = Candidate::new(index, in_flight, &entry, load >= named.max_in_flight, now, fading);
+        mean.add(&candidate);
+        running += u64::from(load);
+        has_free |= !candidate.full;
+        candidates.push(candidate);
+    }
     if candidates.is_empty() {
         return Decision::NoHost;
     }
-    let mean = mean_latency(&candidates);
     if kind == Kind::Job && !has_free {
-        return Decision::Full(until_a_slot_is_free(&candidates, mean));
+        return Decision::Full(until_a_slot_is_free(running, mean.millis()));
     }
-    let mut scored: Vec<(f64, usize)> = candidates
-        .iter()
-        .map(|candidate| {
-            let score = candidate.score(&pool.score, mean);
-            (if candidate.full { score + FULL } else { score }, candidate.host)
-        })
-        .collect();
+    let latency = Latency::new(&pool.score, mean.millis());
+    let score = |candidate: Candidate| (latency.score(&candidate) + if candidate.full { FULL } else { 0.0 }, candidate.host);
+    let mut scored: Vec<(f64, usize)> = candidates.into_iter().map(score).collect();
     Decision::Chosen(best(&mut scored, 1 + pool.alternates, tie_band(&pool.score), random))
 }
 
 /// The scores of all hosts by slot, with the parameters that the record shows: for the status page.
 pub fn scores(record: &Record, now: Instant) -> Vec<f64> {
-    let (score, time_constant) = (record.header.score(), record.header.time_constant());
-    let hosts = record.hosts().enumerate();
-    let candidates: Vec<Candidate> =
-        hosts.map(|(slot, host)| Candidate::new(slot, &host, host.weight, host.max_in_flight, now, time_constant)).collect();
-    let mean = mean_latency(&candidates);
-    candidates.iter().map(|candidate| candidate.score(&score, mean)).collect()
+    let (score, fading) = (record.header.score(), Fading::new(record.header.time_constant()));
+    let mut mean = Mean::default();
+    let candidate = |(slot, host): (usize, Host)| {
+        let in_flight = f64::from(score.in_flight_weight) * (f64::from(host.load()) + 1.0) / f64::from(host.weight);
+        Candidate::new(slot, in_flight, &host, host.load() >= host.max_in_flight, now, fading)
+    };
+    let candidates = record.hosts().enumerate().map(candidate).inspect(|candidate| mean.add(candidate));
+    let candidates: Vec<Candidate> = candidates.collect();
+    let latency = Latency::new(&score, mean.millis());
+    candidates.iter().map(|candidate| latency.score(candidate)).collect()
 }
 
 impl Candidate {
     #[inline]
-    fn new(host: usize, entry: &Host, weight: f32, slots: u32, now: Instant, time_constant: Duration) -> Self {
-        let (load, ewma) = (entry.load(), entry.ewma());
-        let freshness = if ewma.has_history() { ewma.freshness(now, time_constant) } else { 0.0 };
-        Self { host, load, weight, millis: ewma.millis, freshness, full: load >= slots }
+    fn new(host: usize, in_flight: f64, entry: &Host, full: bool, now: Instant, fading: Fading) -> Self {
+        let ewma = entry.ewma();
+        Self { host, in_flight, millis: ewma.millis, freshness: ewma.freshness(now, fading), full }
+    }
+}
+
+/// The score's second summand.
+struct Latency {
+    mean: f32,
+    per_milli: f64,
+}
+
+impl Latency {
+    fn new(score: &Score, mean: f32) -> Self {
+        Self { mean, per_milli: f64::from(score.latency_weight) / (score.target_latency.as_secs_f64() * 1e3) }
     }
 
-    fn score(&self, score: &Score, mean: f32) -> f64 {
-        let latency = f64::from(mean + (self.millis - mean) * self.freshness);
-        let in_flight = f64::from(score.in_flight_weight) * (f64::from(self.load) + 1.0) / f64::from(self.weight);
-        in_flight + f64::from(score.latency_weight) * latency / (score.target_latency.as_secs_f64() * 1e3)
+    #[inline]
+    fn score(&self, candidate: &Candidate) -> f64 {
+        let latency = self.mean + (candidate.millis - self.mean) * candidate.freshness;
+        candidate.in_flight + self.per_milli * f64::from(latency)
     }
 }
 
@@ -109,36 +134,33 @@ fn tie_band(score: &Score) -> f64 {
     f64::from(TIE_BAND) * (f64::from(score.in_flight_weight) + f64::from(score.latency_weight))
 }
 
-fn candidates(record: &Record, pool: &Pool, roster: &Roster, now: Instant) -> Vec<Candidate> {
-    let mut candidates = Vec::with_capacity(pool.hosts.len());
-    for ((index, named), slot) in pool.hosts.iter().enumerate().zip(roster.slots()) {
-        let Some(host) = slot.and_then(|slot| record.host(slot)) else {
-            continue;
-        };
-        if named.drain {
-            continue;
-        }
-        candidates.push(Candidate::new(index, &host, named.weight, named.max_in_flight, now, pool.time_constant));
-    }
-    candidates
+/// Mean of the latencies, each weighed by its freshness; 0 if no host has a history.
+#[derive(Default)]
+struct Mean {
+    sum: f32,
+    weights: f32,
 }
 
-/// Mean of the latencies, each weighed by its freshness; 0 if no host has a history.
-fn mean_latency(candidates: &[Candidate]) -> f32 {
-    // So small that it counts only where every host's evidence has faded: then the mean is the plain one.
-    const LEAST: f32 = 1e-6;
-    let known = candidates.iter().filter(|candidate| candidate.millis > 0.0);
-    let (sum, weights) = known.fold((0.0, 0.0), |(sum, weights), candidate| {
-        let weight = candidate.freshness + LEAST;
-        (sum + weight * candidate.millis, weights + weight)
-    });
-    if weights > 0.0 { sum / weights } else { 0.0 }
+impl Mean {
+    #[inline]
+    fn add(&mut self, candidate: &Candidate) {
+        // So small that it counts only where every host's evidence has faded: then the mean is the plain one.
+        const LEAST: f32 = 1e-6;
+        if candidate.millis > 0.0 {
+            let weight = candidate.freshness + LEAST;
+            self.sum += weight * candidate.millis;
+            self.weights += weight;
+        }
+    }
+
+    fn millis(&self) -> f32 {
+        if self.weights > 0.0 { self.sum / self.weights } else { 0.0 }
+    }
 }
 
 /// With `n` jobs of mean length `t` running side by side, the next one ends after about `t / n`.
-fn until_a_slot_is_free(candidates: &[Candidate], mean: f32) -> Duration {
-    let running: f32 = candidates.iter().map(|candidate| candidate.load as f32).sum();
-    let expected = Duration::try_from_secs_f32(mean / 1000.0 / running.max(1.0)).unwrap_or(RETRY_AFTER.1);
+fn until_a_slot_is_free(running: u64, mean: f32) -> Duration {
+    let expected = Duration::try_from_secs_f32(mean / 1000.0 / (running as f32).max(1.0)).unwrap_or(RETRY_AFTER.1);
     expected.clamp(RETRY_AFTER.0, RETRY_AFTER.1)
 }
 

@@ -221,7 +221,8 @@ impl Record {
         self.bytes.get(range).unwrap_or(&[]).as_chunks().0
     }
 
-    fn host_bytes(&self) -> &[[u8; Host::BYTES]] {
+    /// The host entries as they lie in the record, for a scan that looks at each once: [`Host::read`] takes one apart.
+    pub fn host_bytes(&self) -> &[[u8; Host::BYTES]] {
         let start = Header::BYTES + self.header.workers as usize * Worker::BYTES;
         self.bytes.get(start..).unwrap_or(&[]).as_chunks().0
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::address::Address;
-use super::record::{Header, Record};
+use super::record::{Header, Host, Record};
 
 /// Where the hosts of one configuration stand in the record, kept until the membership changes.
 #[derive(Clone, Debug, Default)]
@@ -11,6 +11,9 @@ pub struct Roster {
     incarnation: u64,
     membership: u32,
     slots: Vec<Option<u32>>,
+    /// Hosts, by their place in the configuration, and the slot of an earlier generation of each: empty but for the time
+    /// after a host was removed and came back.
+    earlier: Vec<(usize, u32)>,
 }
 
 impl Roster {
@@ -20,15 +23,28 @@ impl Roster {
         if (self.incarnation, self.membership) == (incarnation, membership) && self.slots.len() == addresses.len() {
             return;
         }
-        let places: HashMap<Address, u32> =
-            record.hosts().zip(0..).filter(|(host, _)| !host.is_retired()).map(|(host, slot)| (host.address(), slot)).collect();
+        let (retired, current): (Vec<(Host, u32)>, Vec<_>) = record.hosts().zip(0..).partition(|(host, _)| host.is_retired());
+        let current: HashMap<Address, u32> = current.into_iter().map(|(host, slot)| (host.address(), slot)).collect();
         self.slots.clear();
-        self.slots.extend(addresses.map(|address| places.get(&address).copied()));
+        self.earlier.clear();
+        for (index, address) in addresses.enumerate() {
+            self.slots.push(current.get(&address).copied());
+            let same_machine = retired.iter().filter(|(host, _)| host.address() == address);
+            self.earlier.extend(same_machine.map(|(_, slot)| (index, *slot)));
+        }
         (self.incarnation, self.membership) = (incarnation, membership);
     }
 
     /// The slot of each host, in the configuration's order; `None` for one that the record does not have.
     pub fn slots(&self) -> &[Option<u32>] {
         &self.slots
+    }
+
+    /// Jobs that still run on the machine of this host from before it was removed and came back: they are other leases on another entry, but
+    /// they fill the same card.
+    #[inline]
+    pub fn earlier_load(&self, index: usize, record: &Record) -> u32 {
+        let entries = self.earlier.iter().filter(|(host, _)| *host == index);
+        entries.filter_map(|(_, slot)| record.host(*slot)).fold(0, |load, host| load.saturating_add(host.load()))
     }
 }

@@ -20,8 +20,9 @@
 mod clients;
 mod figures;
 mod hosts;
+mod latency;
+mod measured;
 mod overhead;
-mod quiet;
 mod rounds;
 mod scale;
 mod systems;

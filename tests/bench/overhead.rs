@@ -1,19 +1,15 @@
 //! What a choice costs: CPU time, throughput, latency, transactions that two workers take from each other.
 
-use std::time::Duration;
+use std::net::SocketAddr;
 
 use crate::Effort;
 use crate::figures::{Figure, Figures, Spread, Target};
-use crate::quiet::{Began, undisturbed};
 use crate::rounds::{Cost, Rounds, Turns, progress, take_turns};
 use crate::systems::{self, Chooser, System};
-use crate::{clients, hosts};
+use crate::{hosts, latency};
 
 const MANY: usize = 64;
 const FEW: usize = 4;
-
-/// Long enough for the queue in Envoy to come and go many times, short enough to be undisturbed.
-const LATENCY_TURN: Duration = Duration::from_millis(60);
 
 /// Measures all of it.
 pub async fn run(effort: Effort, figures: &mut Figures) {
@@ -41,7 +37,7 @@ pub async fn run(effort: Effort, figures: &mut Figures) {
 
     let half = 0.5 * Spread::of(&rounds.each(Chooser::Ours, MANY, |cost| cost.rate)).median;
     let [baseline, _, ours, ..] = &mut systems[..] else { unreachable!("more than three systems") };
-    latency(baseline, ours, half, effort, figures).await;
+    latency::run(baseline, ours, half, effort, figures).await;
     drop(systems);
     conflicts(&hosts, effort, figures).await;
 }
@@ -89,45 +85,7 @@ fn throughput(rounds: &Rounds, figures: &mut Figures) {
     figures.add(ratio("full_scan", "Envoy's FULL_SCAN", &scan));
 }
 
-async fn latency(baseline: &mut System, ours: &mut System, rate: f64, effort: Effort, figures: &mut Figures) {
-    eprintln!("  latency at {rate:.0} requests a second");
-    figures.note(format!("latency: open loop, Poisson arrivals, {rate:.0} a second to either: half of what saturates ours"));
-    let (rounds, turns) = effort.pick((9, 10), (1, 2));
-    let (mut none, mut with) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        progress(format_args!("round {} of {rounds}", round + 1));
-        let (mut of_none, mut of_ours) = (clients::latencies(), clients::latencies());
-        for turn in 0..turns {
-            // The same arrivals for both.
-            let seed = (round * turns + turn) as u64;
-            of_none.add(arrivals(baseline, rate, seed).await).expect("equal bounds");
-            of_ours.add(arrivals(ours, rate, seed).await).expect("equal bounds");
-        }
-        none.push(of_none);
-        with.push(of_ours);
-    }
-    progress(format_args!(""));
-    for (key, quantile) in [("p50", 0.5), ("p99", 0.99)] {
-        let micros = |all: &[clients::Latencies]| -> Vec<f64> {
-            all.iter().map(|latencies| latencies.value_at_quantile(quantile) as f64 / 1e3).collect()
-        };
-        let (none, with) = (micros(&none), micros(&with));
-        let added: Vec<f64> = with.iter().zip(&none).map(|(with, none)| with - none).collect();
-        let what = format!("{} latency added by ours, 64 hosts", key.to_uppercase());
-        figures.add(Figure::new(format!("latency_added_us.{key}"), what, "µs", &added).beside("no filter", &none));
-    }
-}
-
-async fn arrivals(system: &mut System, rate: f64, seed: u64) -> clients::Latencies {
-    let System { envoy, clients, .. } = system;
-    let turn = undisturbed(envoy, async || {
-        let began = Began::now(envoy);
-        (began, clients.arrive(rate, LATENCY_TURN, seed).await)
-    });
-    turn.await.1
-}
-
-async fn conflicts(hosts: &[std::net::SocketAddr], effort: Effort, figures: &mut Figures) {
+async fn conflicts(hosts: &[SocketAddr], effort: Effort, figures: &mut Figures) {
     eprintln!("  two workers and one record");
     figures.note("lost transactions: two workers, saturated; the clients and hosts share the two cores with them");
     let mut ours = System::start(Chooser::Ours, hosts, 2, None).await;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io::{IsTerminal, Write};
 
-use crate::quiet::Began;
+use crate::measured::Began;
 use crate::systems::{Chooser, System};
 
 /// What one system showed in one round.

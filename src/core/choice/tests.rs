@@ -290,6 +290,24 @@ fn the_advice_to_come_back_is_the_time_until_a_slot_is_free_within_a_second_and_
     assert_eq!(advice(1e9), 60.0);
 }
 
+#[test]
+fn a_host_that_came_back_is_as_full_as_its_machine_was_left() {
+    let pool = pool_of(2, r#", "max_in_flight": 2, "alternates": 0"#);
+    let (mut record, mut roster) = record_of(&pool);
+    record.reserve(0);
+    record.retire(0);
+    record.add_host(pool.hosts[0].named(), false);
+    roster.refresh(&record, pool.hosts.iter().map(|host| host.address));
+    let mut random = Random::new(1);
+    let mut decide = |record: &Record| choose(record, &pool, &roster, at(1.0), &mut random, Kind::Job);
+    // One of its two slots is taken by the job of the generation before; the other host is the less loaded one.
+    assert_eq!(decide(&record), Decision::Chosen(vec![1]));
+    (0..2).for_each(|_| record.reserve(1));
+    assert_eq!(decide(&record), Decision::Chosen(vec![0]));
+    record.reserve(2);
+    assert!(matches!(decide(&record), Decision::Full(_)));
+}
+
 proptest! {
     #[test]
     fn any_loads_weights_and_latencies_give_finite_scores_and_a_decision(
