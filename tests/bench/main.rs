@@ -18,6 +18,7 @@
 )]
 
 mod clients;
+mod cores;
 mod figures;
 mod hosts;
 mod latency;
@@ -26,6 +27,7 @@ mod overhead;
 mod rounds;
 mod scale;
 mod systems;
+mod two_workers;
 
 use std::process::ExitCode;
 
@@ -87,9 +89,11 @@ async fn main() -> ExitCode {
         names.extend(SCENARIOS.iter().filter(|(.., unasked)| *unasked).map(|(name, ..)| (*name).to_owned()));
     }
     let mut figures = Figures::new(effort);
+    let cores = cores::Cores::divide();
     for name in names {
         figures.begin(&name);
         run(&name, effort, &mut figures).await;
+        cores.for_all();
     }
     print!("{figures}");
     figures.write("dist/bench.json");

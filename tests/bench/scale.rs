@@ -20,7 +20,7 @@ pub async fn run(effort: Effort, figures: &mut Figures) {
         (Chooser::RoundRobin, MANY),
         (Chooser::Ours, MANY),
     ];
-    let mut systems = systems::start(&wanted, &hosts).await;
+    let mut systems = systems::start(&wanted, &hosts, figures).await;
     figures.note("one worker for each Envoy, saturated by 32 HTTP/1.1 clients");
     // The warm-up opens a connection to each of the 1,024.
     let plan = effort.pick(

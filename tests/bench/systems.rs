@@ -7,6 +7,9 @@ use serde_json::json;
 use support::{Envoy, RunningEnvoy, Target};
 
 use crate::clients::Clients;
+use crate::cores::Cores;
+use crate::figures::Figures;
+use crate::rounds::progress;
 
 /// Every system runs this file. HTTP/1.1 to the hosts costs Envoy the least, and leaves a filter's share the largest.
 const FILE: &str = "http1.yaml";
@@ -132,13 +135,23 @@ impl System {
     }
 }
 
-/// Starts one worker in front of the first so many hosts for each chooser named.
-pub async fn start(choosers: &[(Chooser, usize)], hosts: &[SocketAddr]) -> Vec<System> {
+/// Starts one worker in front of the first so many hosts for each chooser named, and notes what each is.
+pub async fn start(choosers: &[(Chooser, usize)], hosts: &[SocketAddr], figures: &mut Figures) -> Vec<System> {
     let mut systems: Vec<System> = Vec::new();
+    let cores = Cores::divide();
+    figures.note(format!(
+        "every system: envoy/{FILE} with all its filters but ours, the same hosts and clients, and what is said here"
+    ));
     for (chooser, count) in choosers {
-        eprintln!("  starting Envoy: {}, {} hosts ({})", chooser.name(), thousands(*count), chooser.about());
+        progress(format_args!("starting Envoy: {}, {} hosts", chooser.name(), thousands(*count)));
+        if systems.iter().all(|system| system.chooser != *chooser) {
+            figures.note(format!("{}: {}", chooser.name(), chooser.about()));
+        }
         let first = systems.first().map(|system| &system.envoy);
+        // A process inherits the cores of the thread that starts it.
+        cores.for_envoy();
         systems.push(System::start(*chooser, &hosts[..*count], 1, first).await);
+        cores.for_clients();
     }
     systems
 }
