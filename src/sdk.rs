@@ -147,26 +147,6 @@ impl HttpContext for Balancing {
             Flow::Answered => Action::Pause,
         }
     }
-
-    fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
-        self.0.response();
-        if end_of_stream {
-            self.0.response_ends();
-        }
-        Action::Continue
-    }
-
-    fn on_http_response_body(&mut self, _: usize, end_of_stream: bool) -> Action {
-        if end_of_stream {
-            self.0.response_ends();
-        }
-        Action::Continue
-    }
-
-    fn on_http_response_trailers(&mut self, _: usize) -> Action {
-        self.0.response_ends();
-        Action::Continue
-    }
 }
 
 struct Showing;

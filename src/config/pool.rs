@@ -37,6 +37,8 @@ pub struct Host {
     pub text: String,
     /// Relative capacity, 0.01 to 1,000.
     pub weight: f32,
+    /// What one job in flight adds to the host's score: `score.in_flight_weight / weight`.
+    pub per_job: f64,
     /// Slots.
     pub max_in_flight: u32,
     /// No new jobs.
@@ -141,7 +143,10 @@ impl Pool {
             fields.later(key);
         }
         fields.finish();
-        let hosts = hosts.into_iter().flatten().collect();
+        let mut hosts: Vec<Host> = hosts.into_iter().flatten().collect();
+        for host in &mut hosts {
+            host.per_job = f64::from(score.in_flight_weight) / f64::from(host.weight);
+        }
         Some(Self { hosts, score, time_constant, jobs, alternates, no_host })
     }
 }
@@ -179,7 +184,7 @@ fn read_host(value: Reader, default_slots: u32) -> Option<Host> {
     let drain = fields.boolean("drain", false);
     fields.finish();
     let address = address.flatten()?;
-    Some(Host { address: address.into(), text: address.to_string(), weight, max_in_flight, drain })
+    Some(Host { address: address.into(), text: address.to_string(), weight, per_job: 0.0, max_in_flight, drain })
 }
 
 fn read_address(value: Reader) -> Option<SocketAddr> {

@@ -20,6 +20,7 @@ fn what_is_left_out_takes_its_default() {
         address: Address::parse(b"10.0.0.1:8188").unwrap(),
         text: "10.0.0.1:8188".to_owned(),
         weight: 1.0,
+        per_job: f64::from(0.7f32),
         max_in_flight: 50,
         drain: false,
     };

@@ -52,27 +52,27 @@ pub enum Kind {
 }
 
 /// A host that may be chosen, as far as the choice needs it.
+#[derive(Clone, Copy)]
 struct Candidate {
-    host: usize,
-    /// The score's first summand.
-    in_flight: f64,
+    /// Without the latency's part until [`Latency::add_to`] has added it.
+    score: f64,
     millis: f32,
     freshness: f32,
+    host: u32,
     full: bool,
 }
 
 /// Chooses among the pool's hosts; changes nothing.
 pub fn choose(record: &Record, pool: &Pool, roster: &Roster, now: Instant, random: &mut Random, kind: Kind) -> Decision {
     let entries = record.host_bytes();
-    let (weight, fading) = (f64::from(pool.score.in_flight_weight), Fading::new(pool.time_constant));
+    let fading = Fading::new(pool.time_constant);
     let mut candidates = Vec::with_capacity(pool.hosts.len());
     let (mut mean, mut running, mut has_free) = (Mean::default(), 0, false);
-    for (index, (named, slot)) in pool.hosts.iter().zip(roster.slots()).enumerate() {
+    for ((index, named), slot) in (0..).zip(&pool.hosts).zip(roster.slots()) {
         let Some(entry) = slot.and_then(|slot| entries.get(slot as usize)).filter(|_| !named.drain) else { continue };
         let entry = Host::read(entry);
         let load = entry.load().saturating_add(roster.earlier_load(index, record));
-        let in_flight = weight * (f64::from(load) + 1.0) / f64::from(named.weight);
-        let candidate = Candidate::new(index, in_flight, &entry, load >= named.max_in_flight, now, fading);
+        let candidate = Candidate::new(index, &entry, load, named.per_job, load >= named.max_in_flight, now, fading);
         mean.add(&candidate);
         running += u64::from(load);
         has_free |= !candidate.full;
@@ -85,30 +85,35 @@ pub fn choose(record: &Record, pool: &Pool, roster: &Roster, now: Instant, rando
         return Decision::Full(until_a_slot_is_free(running, mean.millis()));
     }
     let latency = Latency::new(&pool.score, mean.millis());
-    let score = |candidate: Candidate| (latency.score(&candidate) + if candidate.full { FULL } else { 0.0 }, candidate.host);
-    let mut scored: Vec<(f64, usize)> = candidates.into_iter().map(score).collect();
-    Decision::Chosen(best(&mut scored, 1 + pool.alternates, tie_band(&pool.score), random))
+    for candidate in &mut candidates {
+        latency.add_to(candidate);
+        candidate.score += if candidate.full { FULL } else { 0.0 };
+    }
+    Decision::Chosen(best(&mut candidates, 1 + pool.alternates, tie_band(&pool.score), random))
 }
 
 /// The scores of all hosts by slot, with the parameters that the record shows: for the status page.
 pub fn scores(record: &Record, now: Instant) -> Vec<f64> {
     let (score, fading) = (record.header.score(), Fading::new(record.header.time_constant()));
     let mut mean = Mean::default();
-    let candidate = |(slot, host): (usize, Host)| {
-        let in_flight = f64::from(score.in_flight_weight) * (f64::from(host.load()) + 1.0) / f64::from(host.weight);
-        Candidate::new(slot, in_flight, &host, host.load() >= host.max_in_flight, now, fading)
-    };
-    let candidates = record.hosts().enumerate().map(candidate).inspect(|candidate| mean.add(candidate));
-    let candidates: Vec<Candidate> = candidates.collect();
+    let mut candidates = Vec::with_capacity(record.hosts().len());
+    for (slot, host) in (0..).zip(record.hosts()) {
+        let per_job = f64::from(score.in_flight_weight) / f64::from(host.weight);
+        let candidate = Candidate::new(slot, &host, host.load(), per_job, false, now, fading);
+        mean.add(&candidate);
+        candidates.push(candidate);
+    }
     let latency = Latency::new(&score, mean.millis());
-    candidates.iter().map(|candidate| latency.score(candidate)).collect()
+    candidates.iter_mut().for_each(|candidate| latency.add_to(candidate));
+    candidates.into_iter().map(|candidate| candidate.score).collect()
 }
 
 impl Candidate {
     #[inline]
-    fn new(host: usize, in_flight: f64, entry: &Host, full: bool, now: Instant, fading: Fading) -> Self {
+    fn new(host: u32, entry: &Host, load: u32, per_job: f64, full: bool, now: Instant, fading: Fading) -> Self {
         let ewma = entry.ewma();
-        Self { host, in_flight, millis: ewma.millis, freshness: ewma.freshness(now, fading), full }
+        let score = per_job * (f64::from(load) + 1.0);
+        Self { score, millis: ewma.millis, freshness: ewma.freshness(now, fading), host, full }
     }
 }
 
@@ -124,9 +129,9 @@ impl Latency {
     }
 
     #[inline]
-    fn score(&self, candidate: &Candidate) -> f64 {
+    fn add_to(&self, candidate: &mut Candidate) {
         let latency = self.mean + (candidate.millis - self.mean) * candidate.freshness;
-        candidate.in_flight + self.per_milli * f64::from(latency)
+        candidate.score += self.per_milli * f64::from(latency);
     }
 }
 
@@ -165,21 +170,21 @@ fn until_a_slot_is_free(running: u64, mean: f32) -> Duration {
 }
 
 /// The hosts of the `count` lowest scores, best first, ties in random order.
-fn best(scored: &mut [(f64, usize)], count: usize, band: f64, random: &mut Random) -> Vec<usize> {
+fn best(candidates: &mut [Candidate], count: usize, band: f64, random: &mut Random) -> Vec<usize> {
     let mut hosts = Vec::with_capacity(count);
-    let mut rest = scored;
+    let mut rest = candidates;
     while hosts.len() < count && !rest.is_empty() {
-        let lowest = rest.iter().fold(f64::INFINITY, |lowest, (score, _)| lowest.min(*score));
+        let lowest = rest.iter().fold(f64::INFINITY, |lowest, candidate| lowest.min(candidate.score));
         let mut ties = 0;
         for index in 0..rest.len() {
-            if rest.get(index).is_some_and(|(score, _)| *score <= lowest + band) {
+            if rest.get(index).is_some_and(|candidate| candidate.score <= lowest + band) {
                 rest.swap(index, ties);
                 ties += 1;
             }
         }
         let (tied, others) = rest.split_at_mut_checked(ties.max(1)).unwrap_or((&mut [], &mut []));
         random.shuffle_front(tied, count - hosts.len());
-        hosts.extend(tied.iter().take(count - hosts.len()).map(|(_, host)| *host));
+        hosts.extend(tied.iter().take(count - hosts.len()).map(|candidate| candidate.host as usize));
         rest = others;
     }
     hosts

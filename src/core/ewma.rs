@@ -24,6 +24,12 @@ impl Ewma {
         self.fed != Instant::default()
     }
 
+    /// Whether a sample is worth asking for: one that comes within a thousandth of the time constant after the last weighs less than 0.1 %, and
+    /// the next one weighs that much more.
+    pub fn wants_sample(self, now: Instant, time_constant: Duration) -> bool {
+        !(self.fed..self.fed + time_constant / 1000).contains(&now)
+    }
+
     /// The average with one more sample. A first sample is taken as it is.
     #[must_use]
     pub fn with(self, sample: Duration, now: Instant, time_constant: Duration) -> Self {
@@ -57,7 +63,9 @@ impl Fading {
     /// within 0.018 of it everywhere.
     #[inline]
     fn after(self, now: Instant, fed: Instant) -> f32 {
-        let base = (1.0 - now.0.saturating_sub(fed.0) as f32 * self.0).max(0.0);
+        // A signed number, which processors convert faster; it cannot be negative within 292,000 years.
+        let age = now.0.saturating_sub(fed.0) as i64;
+        let base = (1.0 - age as f32 * self.0).clamp(0.0, 1.0);
         let squared = |x: f32| x * x;
         squared(squared(squared(squared(base))))
     }
@@ -83,6 +91,15 @@ mod tests {
     fn a_sample_after_one_time_constant_counts_for_63_percent() {
         let ewma = Ewma { millis: 1000.0, fed: at(10.0) }.with(Duration::ZERO, at(40.0), TAU);
         assert!((ewma.millis - 1000.0 * (-1f32).exp()).abs() < 0.1, "{ewma:?}");
+    }
+
+    #[test]
+    fn a_sample_that_would_weigh_less_than_a_thousandth_is_not_asked_for() {
+        let ewma = Ewma { millis: 1000.0, fed: at(10.0) };
+        assert!(!ewma.wants_sample(at(10.029), TAU));
+        assert!(ewma.wants_sample(at(10.03), TAU));
+        assert!(ewma.wants_sample(at(9.0), TAU), "the clock stepped back");
+        assert!(Ewma::default().wants_sample(at(10.0), TAU), "no history");
     }
 
     #[test]

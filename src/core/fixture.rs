@@ -54,3 +54,10 @@ pub fn seats_of(hosts: usize) -> (Record, Vec<Seat>) {
 pub fn at(seconds: f64) -> Instant {
     Instant::default() + Duration::from_secs_f64(seconds)
 }
+
+impl Record {
+    /// The bytes to store, as a block of its own.
+    pub fn into_bytes(mut self) -> Vec<u8> {
+        self.bytes().to_vec()
+    }
+}

@@ -24,8 +24,6 @@ pub struct Lease {
     pub blamed: usize,
     /// When it was taken.
     pub taken: Instant,
-    /// Whether response headers came: from then on Envoy does not retry.
-    pub answered: bool,
     /// The EWMA's time constant in the configuration that the job began with.
     pub time_constant: Duration,
     /// How the job ended, while its settlement has yet to be stored.
@@ -54,7 +52,7 @@ pub struct Moved {
 pub struct Settlement {
     /// How it ended for the host that was last.
     pub outcome: Outcome,
-    /// The last attempt's own time, where it is the job's time.
+    /// The last attempt's own time, where it is the job's time and was wanted.
     pub latency: Option<Duration>,
     /// Where it was last, where that may be news.
     pub whereabouts: Option<Whereabouts>,
@@ -64,7 +62,7 @@ impl Lease {
     /// A lease on the first of `named`, which sits at `seat`; without a seat, one whose host is yet to be seen.
     pub fn new(seat: Option<Seat>, named: Vec<Address>, now: Instant, time_constant: Duration) -> Self {
         let address = seat.and(named.first().copied());
-        Self { address, seat, named, blamed: 0, taken: now, answered: false, time_constant, ended: None }
+        Self { address, seat, named, blamed: 0, taken: now, time_constant, ended: None }
     }
 
     /// Moves the lease's count to the host that works now, and blames those that failed before it. The count of requests follows, too.
@@ -95,6 +93,13 @@ impl Lease {
     /// Makes the move part of the lease, once the record that shows it is stored.
     pub fn moved(&mut self, moved: Moved) {
         (self.address, self.seat, self.blamed) = (Some(moved.address), moved.seat, moved.blamed);
+    }
+
+    /// Whether the latency of a job that ended so would count.
+    pub fn wants_latency(&self, record: &Record, end: &Settlement, now: Instant) -> bool {
+        let host = || record.host(record.slot_of(self.seat?)?);
+        let is_wanted = || host().is_none_or(|host| host.ewma().wants_sample(now, self.time_constant));
+        end.outcome == Outcome::Success && (end.whereabouts.is_some() || is_wanted())
     }
 
     /// Gives the lease back, and tells its host how the job ended.

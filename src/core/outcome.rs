@@ -44,7 +44,7 @@ pub mod flag {
 }
 
 /// `response.code_details` of a response that came from a host, whole.
-const VIA_UPSTREAM: &[u8] = b"via_upstream";
+pub const VIA_UPSTREAM: &[u8] = b"via_upstream";
 
 const HOSTS_DOING: u64 =
     flag::UPSTREAM_RESET | flag::CONNECTION_FAILURE | flag::CONNECTION_TERMINATION | flag::UPSTREAM_PROTOCOL_ERROR;

@@ -185,7 +185,7 @@ pub struct Foreign;
 /// The record, taken apart just enough to read and change it in place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Written back into the bytes by [`Record::into_bytes`].
+    /// Written back into the bytes by [`Record::bytes`].
     pub header: Header,
     bytes: Vec<u8>,
 }
@@ -209,11 +209,11 @@ impl Record {
     }
 
     /// The bytes to store.
-    pub fn into_bytes(mut self) -> Vec<u8> {
+    pub fn bytes(&mut self) -> &[u8] {
         if let Some(head) = self.bytes.first_chunk_mut() {
             self.header.write(head);
         }
-        self.bytes
+        &self.bytes
     }
 
     fn worker_bytes(&self) -> &[[u8; Worker::BYTES]] {

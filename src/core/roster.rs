@@ -13,7 +13,7 @@ pub struct Roster {
     slots: Vec<Option<u32>>,
     /// Hosts, by their place in the configuration, and the slot of an earlier generation of each: empty but for the time
     /// after a host was removed and came back.
-    earlier: Vec<(usize, u32)>,
+    earlier: Vec<(u32, u32)>,
 }
 
 impl Roster {
@@ -27,7 +27,7 @@ impl Roster {
         let current: HashMap<Address, u32> = current.into_iter().map(|(host, slot)| (host.address(), slot)).collect();
         self.slots.clear();
         self.earlier.clear();
-        for (index, address) in addresses.enumerate() {
+        for (index, address) in (0..).zip(addresses) {
             self.slots.push(current.get(&address).copied());
             let same_machine = retired.iter().filter(|(host, _)| host.address() == address);
             self.earlier.extend(same_machine.map(|(_, slot)| (index, *slot)));
@@ -43,7 +43,7 @@ impl Roster {
     /// Jobs that still run on the machine of this host from before it was removed and came back: they are other leases on another entry, but
     /// they fill the same card.
     #[inline]
-    pub fn earlier_load(&self, index: usize, record: &Record) -> u32 {
+    pub fn earlier_load(&self, index: u32, record: &Record) -> u32 {
         let entries = self.earlier.iter().filter(|(host, _)| *host == index);
         entries.filter_map(|(_, slot)| record.host(*slot)).fold(0, |load, host| load.saturating_add(host.load()))
     }

@@ -3,9 +3,10 @@
 //! ```text
 //! on_http_request_headers   strip ─► choose and reserve ─► set the override header and the number of retries
 //! on_tick                   where Envoy works on it now ─► move the lease
-//! on_http_response_headers  where the answer comes from ─► move the lease
-//! on_done                   how it ended ─► settle
+//! on_done                   where and how it ended ─► settle
 //! ```
+//!
+//! There is no callback for responses: what a response says is read at its end, and Envoy need not enter the VM for each of its chunks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,12 +15,11 @@ use std::time::Duration;
 
 use super::reply::Verdict;
 use super::roots::Pools;
-use super::worker::{UPSTREAM, Worker, whereabouts};
+use super::worker::{Worker, news};
 use crate::config::{self, NoHost, Pool};
-use crate::core::address::Address;
 use crate::core::choice::{Decision, Kind};
-use crate::core::lease::{Settlement, Whereabouts};
-use crate::core::outcome::{End, Outcome};
+use crate::core::lease::Settlement;
+use crate::core::outcome::{End, Outcome, VIA_UPSTREAM};
 use crate::core::roster::Roster;
 use crate::host::{Headers, Host, Level, number};
 
@@ -87,23 +87,14 @@ pub struct Stream<H> {
     worker: Rc<RefCell<Worker<H>>>,
     plan: Rc<Plan>,
     id: u32,
-    /// The pool, and the chosen host's index in it, while the stream has a lease.
-    leased: Option<(Rc<Route>, Option<usize>)>,
-    passed: Passed,
-}
-
-/// How much of a host's response has passed here. A reply of Envoy's or of another filter does not count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Passed {
-    Nothing,
-    Headers,
-    Everything,
+    /// The pool, while the stream has a lease.
+    leased: Option<Rc<Route>>,
 }
 
 impl<H: Host> Stream<H> {
     /// A stream with this context id.
     pub fn new(host: H, worker: Rc<RefCell<Worker<H>>>, plan: Rc<Plan>, id: u32) -> Self {
-        Self { host, worker, plan, id, leased: None, passed: Passed::Nothing }
+        Self { host, worker, plan, id, leased: None }
     }
 
     /// `on_http_request_headers`.
@@ -145,45 +136,18 @@ impl<H: Host> Stream<H> {
         }
     }
 
-    /// `on_http_response_headers`. Once a response has begun Envoy does not retry: this is the last time that the lease may move.
-    pub fn response(&mut self) {
-        let Some((route, _)) = &self.leased else {
+    /// `on_done`.
+    pub fn done(&mut self) {
+        let Some(route) = self.leased.take() else {
             return;
         };
-        let Some(upstream) = self.host.property(UPSTREAM) else {
-            return;
-        };
-        let news = self.news(&upstream);
         let Ok(mut worker) = self.worker.try_borrow_mut() else {
             return;
         };
-        // A move that could not be stored is tried again at the next tick, or at the end.
-        if news.is_none_or(|at| worker.follow(&route.name, self.id, at)) {
-            worker.answered(&route.name, self.id);
-            self.passed = Passed::Headers;
-        }
-    }
-
-    /// The last of the response's callbacks that says that the stream ends with it.
-    pub fn response_ends(&mut self) {
-        if self.passed == Passed::Headers {
-            self.passed = Passed::Everything;
-        }
-    }
-
-    /// `on_done`.
-    pub fn done(&mut self) {
-        let whereabouts = match self.passed {
-            Passed::Nothing => self.host.property(UPSTREAM).and_then(|text| self.news(&text)),
-            Passed::Headers | Passed::Everything => None,
-        };
-        let Some((route, _)) = self.leased.take() else {
-            return;
-        };
-        let (outcome, latency) = self.ending();
-        if let Ok(mut worker) = self.worker.try_borrow_mut() {
-            worker.settle(&route.name, self.id, Settlement { outcome, latency, whereabouts });
-        }
+        let whereabouts = worker.leased_at(&route.name, self.id).and_then(|leased_at| news(&self.host, leased_at));
+        let (outcome, is_timed) = self.outcome();
+        let latency = || number(self.host.property("response\0backend_latency")).filter(|_| is_timed).map(Duration::from_nanos);
+        worker.settle(&route.name, self.id, Settlement { outcome, latency: None, whereabouts }, latency);
     }
 
     /// Removes what a client must not set.
@@ -202,7 +166,7 @@ impl<H: Host> Stream<H> {
         let texts: Vec<&str> =
             hosts.iter().filter_map(|host| route.pool.hosts.get(*host)).map(|host| host.text.as_str()).collect();
         if kind == Kind::Job {
-            self.leased = Some((route.clone(), hosts.first().copied()));
+            self.leased = Some(route.clone());
         }
         let named = self.host.set_request_header(&self.plan.override_header, Some(texts.join(",").as_bytes()));
         let retries = texts.len().saturating_sub(1).to_string();
@@ -221,7 +185,7 @@ impl<H: Host> Stream<H> {
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
             worker.take_unplaced(&route.name, self.id, &route.pool);
-            self.leased = Some((route.clone(), None));
+            self.leased = Some(route.clone());
         }
         Flow::Continue
     }
@@ -239,34 +203,14 @@ impl<H: Host> Stream<H> {
         if sent.is_ok() { Flow::Answered } else { self.leave_to_envoy(route, kind) }
     }
 
-    /// Where Envoy works on the job, given its host as Envoy writes it, if that is not where the lease is.
-    fn news(&self, upstream: &[u8]) -> Option<Whereabouts> {
-        let (route, chosen) = self.leased.as_ref()?;
-        let leased_at = self.worker.try_borrow().ok()?.leased_at(&route.name, self.id)?;
-        let chosen = chosen.and_then(|host| route.pool.hosts.get(host));
-        let now_at = match chosen.filter(|host| host.text.as_bytes() == upstream) {
-            Some(host) => host.address,
-            None => Address::parse(upstream)?,
-        };
-        if Some(now_at) == leased_at { None } else { whereabouts(&self.host) }
-    }
-
-    /// How the stream ended, and how long the last attempt took, where that says something.
-    fn ending(&self) -> (Outcome, Option<Duration>) {
+    /// How the stream ended, and whether the time that it took says something.
+    fn outcome(&self) -> (Outcome, bool) {
+        let details = self.host.property("response\0code_details").unwrap_or_default();
         let code = number(self.host.property("response\0code")).and_then(|code| u16::try_from(code).ok());
-        // A whole response of a host that is no error needs no more looking into; properties are what costs most here.
-        let outcome = match (self.passed, code) {
-            (Passed::Everything, Some(100..=399)) => Outcome::Success,
-            _ => {
-                let details = self.host.property("response\0code_details").unwrap_or_default();
-                let flags = number(self.host.property("response\0flags")).unwrap_or(0);
-                End { code, flags, details: &details }.outcome()
-            }
-        };
+        // Whatever ends a response before its time replaces these details, so that with them there are no flags that judge.
+        let flags = if details == VIA_UPSTREAM { 0 } else { number(self.host.property("response\0flags")).unwrap_or(0) };
         // An upgraded connection lives as long as its client likes.
-        let is_timed = outcome == Outcome::Success && code != Some(101);
-        let nanos = if is_timed { number(self.host.property("response\0backend_latency")) } else { None };
-        (outcome, nanos.map(Duration::from_nanos))
+        (End { code, flags, details: &details }.outcome(), code != Some(101))
     }
 }
 

@@ -33,6 +33,38 @@ pub fn open(host: &impl Host, key: &str, pool: &str) -> Result<(Record, u32), Fa
     Ok((record, shared.cas))
 }
 
+/// The record that this worker stored last, to change again without reading it.
+///
+/// Envoy numbers every write to shared data of the process, and a store names the number that it believes the value to have. So if nobody has
+/// written anything since our last store, the next number is known, and with it the value. A guess that fails costs a refused store; it is made
+/// only while the last record that was read was the one that would have been guessed: a worker that is alone saves every read, one among many does
+/// not try.
+#[derive(Default)]
+pub struct Kept {
+    record: Option<Record>,
+    expected: u32,
+    is_calm: bool,
+}
+
+impl Kept {
+    /// The record to try, and the version to store it with.
+    pub fn take(&mut self) -> Option<(Record, u32)> {
+        Some((self.record.take()?, self.expected))
+    }
+
+    /// Notes the version that was read.
+    pub fn loaded(&mut self, cas: u32) {
+        self.is_calm = cas == self.expected;
+    }
+
+    /// Notes what was stored, and with which version.
+    pub fn stored(&mut self, record: Record, cas: u32) {
+        // Envoy's numbers skip 0, which would be stored whatever the value is.
+        self.expected = cas.wrapping_add(1).max(1);
+        self.record = Some(record).filter(|_| self.is_calm && self.expected != IF_ABSENT);
+    }
+}
+
 /// Adds a pool to the list. A failure costs only its place on the status page, until the next worker tries.
 pub fn publish(host: &impl Host, pool: &str) {
     for _ in 0..MOST_CONFLICTS {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::roots::{Pools, Roots};
-use super::shared;
+use super::shared::{self, Kept};
 use crate::config::{self, Pool};
 use crate::core::address::Address;
 use crate::core::book::{Book, Declared};
@@ -34,9 +34,17 @@ enum Change<T> {
     Leave(T),
 }
 
+/// Whether a transaction may start from the record that was stored last, which a store confirms.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    IfNeedBe,
+    Always,
+}
+
 struct PoolBook {
     key: String,
     book: Book,
+    kept: Kept,
 }
 
 /// What the streams and roots of one VM share.
@@ -103,7 +111,7 @@ impl<H: Host> Worker<H> {
         for (name, declared) in pools {
             let books = self.books.entry(name.clone()).or_insert_with(|| {
                 shared::publish(&self.host, &name);
-                PoolBook { key: shared::key(&name), book: Book::new(self.id) }
+                PoolBook { key: shared::key(&name), book: Book::new(self.id), kept: Kept::default() }
             });
             books.book.declare(declared);
         }
@@ -125,7 +133,8 @@ impl<H: Host> Worker<H> {
                 Kind::Other => books.book.unleased += 1,
             }
         }
-        let (decision, seat) = self.transact(pool_name, |_, record, random| {
+        let read = if kind == Kind::Job { Read::IfNeedBe } else { Read::Always };
+        let (decision, seat) = self.transact(pool_name, read, |_, record, random| {
             roster.refresh(record, pool.hosts.iter().map(|host| host.address));
             let decision = choice::choose(record, pool, roster, now, random, kind);
             let slot = match &decision {
@@ -166,16 +175,9 @@ impl<H: Host> Worker<H> {
         self.books.get(pool_name)?.book.lease(stream).map(|lease| lease.address)
     }
 
-    /// Marks that a stream's response has begun.
-    pub fn answered(&mut self, pool_name: &str, stream: u32) {
-        if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
-            lease.answered = true;
-        }
-    }
-
-    /// Moves a stream's lease to the host that works on it now. Gives whether that is stored.
-    pub fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) -> bool {
-        let moved = self.transact(pool_name, |book, record, _| match book.lease(stream) {
+    /// Moves a stream's lease to the host that works on it now.
+    fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
+        let moved = self.transact(pool_name, Read::IfNeedBe, |book, record, _| match book.lease(stream) {
             Some(lease) if lease.address != Some(now_at.address) => Change::Store(Some(lease.follow(record, now_at))),
             _ => Change::Leave(None),
         });
@@ -184,34 +186,33 @@ impl<H: Host> Worker<H> {
                 if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
                     lease.moved(moved);
                 }
-                true
             }
-            Ok(None) => true,
-            Err(fault) => {
-                self.say_fault("follow a retry", fault);
-                false
-            }
+            Ok(None) => {}
+            // The next tick looks again, and so does the end.
+            Err(fault) => self.say_fault("follow a retry", fault),
         }
     }
 
-    /// Gives a stream's lease back. What cannot be stored now is stored at the next tick.
-    pub fn settle(&mut self, pool_name: &str, stream: u32, end: Settlement) {
-        let book = self.books.get_mut(pool_name).map(|books| &mut books.book);
-        let Some(lease) = book.and_then(|book| book.lease_mut(stream)) else {
-            return;
-        };
-        lease.ended = Some(end);
+    /// Gives a stream's lease back; asks for the latency only if it would count. What cannot be stored now is stored at the next tick.
+    pub fn settle(&mut self, pool_name: &str, stream: u32, mut end: Settlement, latency: impl Fn() -> Option<Duration>) {
         let now = self.host.now();
-        let settled = self.transact(pool_name, |book, record, _| {
-            if let Some(lease) = book.lease(stream) {
-                lease.settle(record, end, now);
+        let settled = self.transact(pool_name, Read::IfNeedBe, |book, record, _| {
+            let Some(lease) = book.lease(stream) else { return Change::Leave(()) };
+            if end.latency.is_none() && lease.wants_latency(record, &end, now) {
+                end.latency = latency();
             }
+            lease.settle(record, end, now);
             Change::Store(())
         });
-        match (settled, self.books.get_mut(pool_name)) {
-            (Ok(()), Some(books)) => _ = books.book.give(stream),
-            (Ok(()), None) => {}
-            (Err(fault), _) => self.say_fault("settle a lease", fault),
+        let book = self.books.get_mut(pool_name).map(|books| &mut books.book);
+        match settled {
+            Ok(()) => _ = book.and_then(|book| book.give(stream)),
+            Err(fault) => {
+                if let Some(lease) = book.and_then(|book| book.lease_mut(stream)) {
+                    lease.ended = Some(end);
+                }
+                self.say_fault("settle a lease", fault);
+            }
         }
     }
 
@@ -240,26 +241,22 @@ impl<H: Host> Worker<H> {
         let Some(books) = self.books.get(name) else {
             return;
         };
-        let (mut ended, mut waiting) = (Vec::new(), Vec::new());
+        let (mut ended, mut running) = (Vec::new(), Vec::new());
         for (stream, lease) in books.book.leases() {
             match lease.ended {
                 Some(end) => ended.push((stream, end)),
-                None if !lease.answered && !(lease.taken..lease.taken + TICK).contains(&now) => {
-                    waiting.push((stream, lease.address))
-                }
+                None if !(lease.taken..lease.taken + TICK).contains(&now) => running.push((stream, lease.address)),
                 None => {}
             }
         }
         for (stream, end) in ended {
-            self.settle(name, stream, end);
+            self.settle(name, stream, end, || None);
         }
-        for (stream, address) in waiting {
+        for (stream, address) in running {
             if self.host.enter(stream).is_err() {
                 continue;
             }
-            if let Some(at) = whereabouts(&self.host)
-                && Some(at.address) != address
-            {
+            if let Some(at) = news(&self.host, address) {
                 self.follow(name, stream, at);
             }
         }
@@ -268,7 +265,8 @@ impl<H: Host> Worker<H> {
     fn keep_books(&mut self, name: &str) -> Result<(), Fault> {
         let mut suspects = None;
         let is_due = self.books.get_mut(name).is_some_and(|books| books.book.beat_is_due());
-        let buried = self.transact(name, |book, record, _| {
+        // The beats of others must be read, not remembered.
+        let buried = self.transact(name, Read::Always, |book, record, _| {
             if book.is_idle() {
                 book.leave(record);
                 return Change::Store(0);
@@ -295,30 +293,39 @@ impl<H: Host> Worker<H> {
     fn transact<T>(
         &mut self,
         name: &str,
+        read: Read,
         mut change: impl FnMut(&mut Book, &mut Record, &mut Random) -> Change<T>,
     ) -> Result<T, Fault> {
-        let Some(PoolBook { key, book, .. }) = self.books.get_mut(name) else {
+        let Some(PoolBook { key, book, kept }) = self.books.get_mut(name) else {
             return Err(CONTENDED);
         };
+        let mut guess = kept.take().filter(|_| read == Read::IfNeedBe);
         for _ in 0..shared::MOST_CONFLICTS {
-            let (mut record, cas) = shared::open(&self.host, key, name)?;
+            let is_guess = guess.is_some();
+            let (mut record, cas) = match guess.take() {
+                Some(guess) => guess,
+                None => shared::open(&self.host, key, name).inspect(|(_, cas)| kept.loaded(*cas))?,
+            };
             if !book.is_in_step(&record) && !book.is_idle() {
                 let joined = book.join(&mut record);
-                match self.host.store(key, &record.into_bytes(), cas)? {
+                match self.host.store(key, record.bytes(), cas)? {
                     true => book.joined(joined),
-                    false => book.conflicts += 1,
+                    false => book.conflicts += u64::from(!is_guess),
                 }
                 continue;
             }
             match change(book, &mut record, &mut self.random) {
+                // Only a store confirms a guess.
+                Change::Leave(_) if is_guess => {}
                 Change::Leave(result) => return Ok(result),
                 Change::Store(result) => {
                     book.beat(&mut record);
-                    if self.host.store(key, &record.into_bytes(), cas)? {
+                    if self.host.store(key, record.bytes(), cas)? {
                         book.has_beaten();
+                        kept.stored(record, cas);
                         return Ok(result);
                     }
-                    book.conflicts += 1;
+                    book.conflicts += u64::from(!is_guess);
                 }
             }
         }
@@ -348,12 +355,12 @@ impl<H: Host> Worker<H> {
     }
 }
 
-/// The property that holds the last attempt's host, as `ip:port`.
-pub const UPSTREAM: &str = "upstream\0address";
-
-/// Where Envoy says that the current stream is.
-pub fn whereabouts(host: &impl Host) -> Option<Whereabouts> {
-    let address = Address::parse(&host.property(UPSTREAM)?)?;
+/// Where Envoy works on the current stream's job, if that is not where its lease is.
+pub fn news(host: &impl Host, leased_at: Option<Address>) -> Option<Whereabouts> {
+    let address = Address::parse(&host.property("upstream\0address")?)?;
+    if Some(address) == leased_at {
+        return None;
+    }
     Some(Whereabouts { address, attempts: number(host.property("upstream\0request_attempt_count")).unwrap_or(1) })
 }
 

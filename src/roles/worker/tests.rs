@@ -40,7 +40,12 @@ impl Bench {
     }
 
     fn settle(&mut self, stream: u32) {
-        self.worker.settle(&self.name, stream, Settlement { outcome: Outcome::Success, latency: None, whereabouts: None });
+        self.worker.settle(
+            &self.name,
+            stream,
+            Settlement { outcome: Outcome::Success, latency: None, whereabouts: None },
+            || None,
+        );
     }
 
     fn tick(&mut self) {

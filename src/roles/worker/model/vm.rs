@@ -200,15 +200,10 @@ impl Vm {
         job.attempts > 1
     }
 
+    /// A response begins: Envoy does not retry any more.
     pub fn answer(&mut self, number: usize) {
-        let refused = self.host.refused();
-        let Some((id, job)) = self.pick(number).filter(|(_, job)| !job.answered && job.attempts > 0) else {
-            return;
-        };
-        job.stream.response();
-        job.answered = true;
-        if self.host.refused() == refused {
-            self.check_follows(id, "when the response came");
+        if let Some((_, job)) = self.pick(number).filter(|(_, job)| job.attempts > 0) {
+            job.answered = true;
         }
     }
 
@@ -230,9 +225,6 @@ impl Vm {
             stream.properties.insert("response\0code_details", details.into());
             stream.properties.insert("response\0backend_latency", (millis * 1_000_000).to_le_bytes().into());
         });
-        if matches!(how, How::Success | How::BadPrompt) {
-            job.stream.response_ends();
-        }
         job.stream.done();
         self.jobs.remove(&id);
         host.forget(id);
@@ -262,9 +254,7 @@ impl Vm {
             return Some(false);
         }
         self.jobs.values_mut().for_each(|job| job.ticks += 1);
-        for id in
-            self.jobs.iter().filter(|(_, job)| job.ticks >= job.patience && !job.answered).map(|(id, _)| *id).collect::<Vec<_>>()
-        {
+        for id in self.jobs.iter().filter(|(_, job)| job.ticks >= job.patience).map(|(id, _)| *id).collect::<Vec<_>>() {
             self.check_follows(id, "at a tick");
         }
         Some(true)
