@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::address::Address;
 use super::record::{Named, Record, Seat};
-use super::roster::Roster;
 use super::time::Instant;
 use crate::config::{Pool, Role};
 
@@ -33,14 +32,13 @@ pub fn named(host: usize) -> Named {
     Named { address: address(host), weight: 1.0, max_in_flight: 4, drain: false }
 }
 
-/// A record of the pool's hosts in their order, and the roster to it.
-pub fn record_of(pool: &Pool) -> (Record, Roster) {
-    let (mut record, mut roster) = (Record::new(1), Roster::default());
+/// A record of the pool's hosts in their order.
+pub fn record_of(pool: &Pool) -> Record {
+    let mut record = Record::new(1);
     for host in &pool.hosts {
         record.add_host(host.named(), false);
     }
-    roster.refresh(&record, pool.hosts.iter().map(|host| host.address));
-    (record, roster)
+    record
 }
 
 /// A record of so many hosts, and their seats.

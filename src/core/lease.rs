@@ -113,6 +113,7 @@ impl Lease {
         record.release(seat);
         judge(record, seat, end.outcome);
         if let (Outcome::Success, Some(latency)) = (end.outcome, end.latency) {
+            record.header.learned = record.header.learned.wrapping_add(1);
             with_seat(record, seat, |host| host.set_ewma(host.ewma().with(latency, now, self.time_constant)));
         }
     }

@@ -15,6 +15,7 @@ pub mod packed;
 pub mod random;
 pub mod record;
 pub mod roster;
+pub mod score;
 pub mod time;
 
 #[cfg(test)]

@@ -66,6 +66,8 @@ packed! {
         pub target_latency_ms: u32,
         /// Milliseconds.
         pub time_constant_ms: u32,
+        /// Changes whenever a latency is fed.
+        pub learned: u32,
     }
 }
 

@@ -1,50 +1,110 @@
-//! Where the hosts of a configuration stand in the record.
+//! Where the hosts of a configuration stand in the record, and what of their scores holds for a while.
+//!
+//! A choice looks at every host. What changes with each job is a host's load; its place in the record changes when hosts come and go, and its latency's
+//! part of the score when a latency is fed, or with time. So those are worked out here once, and a choice over many hosts is short.
 
 use std::collections::HashMap;
 
 use super::address::Address;
-use super::record::{Header, Host, Record};
+use super::ewma::Fading;
+use super::record::{Host, Record};
+use super::score::Latency;
+use super::time::Instant;
+use crate::config::Pool;
 
-/// Where the hosts of one configuration stand in the record, kept until the membership changes.
+/// A host that may be chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Index into the configuration's hosts.
+    pub host: usize,
+    /// Index into the record's hosts.
+    pub slot: u32,
+    /// See [`crate::config::Host::per_job`].
+    pub per_job: f64,
+    /// Slots.
+    pub max_in_flight: u32,
+    /// The latency's part of the score.
+    pub latency: f64,
+}
+
+/// The hosts of one configuration that may be chosen.
 #[derive(Clone, Debug, Default)]
 pub struct Roster {
     incarnation: u64,
     membership: u32,
-    slots: Vec<Option<u32>>,
-    /// Hosts, by their place in the configuration, and the slot of an earlier generation of each: empty but for the time
-    /// after a host was removed and came back.
+    learned: u32,
+    weighed: Instant,
+    mean: f32,
+    places: Vec<Place>,
+    /// Hosts, by the slot of their entry, and the slot of an earlier generation of each: empty but for the time after a host was removed and
+    /// came back.
     earlier: Vec<(u32, u32)>,
 }
 
 impl Roster {
-    /// Looks the hosts up again if the record's membership is another than the last time.
-    pub fn refresh(&mut self, record: &Record, addresses: impl ExactSizeIterator<Item = Address>) {
-        let Header { incarnation, membership, .. } = record.header;
-        if (self.incarnation, self.membership) == (incarnation, membership) && self.slots.len() == addresses.len() {
-            return;
+    /// Works out again what has changed since the last time.
+    pub fn refresh(&mut self, record: &Record, pool: &Pool, now: Instant) {
+        let header = &record.header;
+        let is_moved = (self.incarnation, self.membership) != (header.incarnation, header.membership);
+        if is_moved {
+            (self.incarnation, self.membership) = (header.incarnation, header.membership);
+            self.find(record, pool);
         }
+        // Within a thousandth of the time constant an average fades by less than 0.1 %.
+        let holds = self.weighed..self.weighed + pool.time_constant / 1000;
+        if is_moved || self.learned != header.learned || !holds.contains(&now) {
+            (self.learned, self.weighed) = (header.learned, now);
+            self.weigh(record, pool, now);
+        }
+    }
+
+    fn find(&mut self, record: &Record, pool: &Pool) {
         let (retired, current): (Vec<(Host, u32)>, Vec<_>) = record.hosts().zip(0..).partition(|(host, _)| host.is_retired());
         let current: HashMap<Address, u32> = current.into_iter().map(|(host, slot)| (host.address(), slot)).collect();
-        self.slots.clear();
+        self.places.clear();
         self.earlier.clear();
-        for (index, address) in (0..).zip(addresses) {
-            self.slots.push(current.get(&address).copied());
-            let same_machine = retired.iter().filter(|(host, _)| host.address() == address);
-            self.earlier.extend(same_machine.map(|(_, slot)| (index, *slot)));
+        for (index, host) in pool.hosts.iter().enumerate().filter(|(_, host)| !host.drain) {
+            let Some(&slot) = current.get(&host.address) else {
+                continue;
+            };
+            let (per_job, max_in_flight) = (host.per_job, host.max_in_flight);
+            self.places.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0 });
+            let same_machine = retired.iter().filter(|(entry, _)| entry.address() == host.address);
+            self.earlier.extend(same_machine.map(|(_, earlier)| (slot, *earlier)));
         }
-        (self.incarnation, self.membership) = (incarnation, membership);
     }
 
-    /// The slot of each host, in the configuration's order; `None` for one that the record does not have.
-    pub fn slots(&self) -> &[Option<u32>] {
-        &self.slots
+    fn weigh(&mut self, record: &Record, pool: &Pool, now: Instant) {
+        let average = |place: &Place| record.host(place.slot).map(|host| host.ewma()).unwrap_or_default();
+        let averages = self.places.iter().map(average);
+        let latency = Latency::new(&pool.score, averages, now, Fading::new(pool.time_constant));
+        self.mean = latency.mean();
+        for place in &mut self.places {
+            place.latency = latency.of(average(place));
+        }
     }
 
-    /// Jobs that still run on the machine of this host from before it was removed and came back: they are other leases on another entry, but
-    /// they fill the same card.
+    /// The hosts that the record has and that do not drain, in the configuration's order.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// The pool's mean latency in milliseconds.
+    pub fn mean(&self) -> f32 {
+        self.mean
+    }
+
+    /// The slot of a host, by its index in the configuration.
+    pub fn slot_of(&self, host: usize) -> Option<u32> {
+        let at = self.places.binary_search_by_key(&host, |place| place.host).ok()?;
+        self.places.get(at).map(|place| place.slot)
+    }
+
+    /// Jobs that still run on the machine of a host from before it was removed and came back: they are other leases on another entry, but they
+    /// fill the same card.
     #[inline]
-    pub fn earlier_load(&self, index: u32, record: &Record) -> u32 {
-        let entries = self.earlier.iter().filter(|(host, _)| *host == index);
-        entries.filter_map(|(_, slot)| record.host(*slot)).fold(0, |load, host| load.saturating_add(host.load()))
+    pub fn earlier_load(&self, slot: u32, record: &Record) -> u32 {
+        let entries = self.earlier.iter().filter(|(current, _)| *current == slot);
+        entries.filter_map(|(_, earlier)| record.host(*earlier)).fold(0, |load, host| load.saturating_add(host.load()))
     }
 }

@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::{reply, shared};
-use crate::core::choice;
+
 use crate::core::record::{Host as HostEntry, Record};
+use crate::core::score;
 use crate::core::time::Instant;
 use crate::host::{Fault, Host};
 
@@ -36,7 +37,7 @@ fn status(host: &impl Host) -> Value {
 }
 
 fn pool(record: &Record, now: Instant) -> Value {
-    let scores = choice::scores(record, now);
+    let scores = score::scores(record, now);
     let hosts: Vec<Value> = record.hosts().zip(scores).map(|(entry, score)| host_entry(&entry, score)).collect();
     json!({
         "policy": "least_score",

@@ -135,12 +135,9 @@ impl<H: Host> Worker<H> {
         }
         let read = if kind == Kind::Job { Read::IfNeedBe } else { Read::Always };
         let (decision, seat) = self.transact(pool_name, read, |_, record, random| {
-            roster.refresh(record, pool.hosts.iter().map(|host| host.address));
             let decision = choice::choose(record, pool, roster, now, random, kind);
             let slot = match &decision {
-                Decision::Chosen(hosts) if kind == Kind::Job => {
-                    hosts.first().and_then(|host| roster.slots().get(*host).copied()?)
-                }
+                Decision::Chosen(hosts) if kind == Kind::Job => hosts.first().and_then(|host| roster.slot_of(*host)),
                 _ => None,
             };
             match slot.and_then(|slot| Some((slot, record.host(slot)?.generation))) {

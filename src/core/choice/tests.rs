@@ -9,16 +9,15 @@ const NOW: f64 = 1000.0;
 struct Bench {
     pool: std::rc::Rc<Pool>,
     record: Record,
-    roster: Roster,
     random: Random,
     now: Instant,
 }
 
 impl Bench {
     fn new(pool: std::rc::Rc<Pool>) -> Self {
-        let (mut record, roster) = record_of(&pool);
+        let mut record = record_of(&pool);
         record.header.describe(&pool.score, pool.time_constant);
-        Self { pool, record, roster, random: Random::new(1), now: at(NOW) }
+        Self { pool, record, random: Random::new(1), now: at(NOW) }
     }
 
     fn of(hosts: usize, keys: &str) -> Self {
@@ -46,7 +45,7 @@ impl Bench {
     }
 
     fn decide(&mut self, kind: Kind) -> Decision {
-        choose(&self.record, &self.pool, &self.roster, self.now, &mut self.random, kind)
+        choose(&self.record, &self.pool, &mut Roster::default(), self.now, &mut self.random, kind)
     }
 
     fn hosts(&mut self, kind: Kind) -> Vec<usize> {
@@ -57,7 +56,7 @@ impl Bench {
     }
 
     fn scores(&self) -> Vec<f64> {
-        scores(&self.record, self.now)
+        score::scores(&self.record, self.now)
     }
 
     /// How often each host comes first in so many choices that leave no trace.
@@ -241,7 +240,6 @@ fn a_host_that_the_record_does_not_have_is_not_named() {
     let mut bench = Bench::of(2, "");
     let mut smaller = Record::new(2);
     smaller.add_host(bench.pool.hosts[1].named(), false);
-    bench.roster.refresh(&smaller, bench.pool.hosts.iter().map(|host| host.address));
     bench.record = smaller;
     assert_eq!(bench.hosts(Kind::Job), [1]);
 }
@@ -250,7 +248,6 @@ fn a_host_that_the_record_does_not_have_is_not_named() {
 fn a_host_that_was_retired_is_not_named() {
     let mut bench = Bench::of(2, "").load(&[0, 1]);
     bench.record.retire(0);
-    bench.roster.refresh(&bench.record, bench.pool.hosts.iter().map(|host| host.address));
     assert_eq!(bench.hosts(Kind::Job), [1]);
 }
 
@@ -293,19 +290,37 @@ fn the_advice_to_come_back_is_the_time_until_a_slot_is_free_within_a_second_and_
 #[test]
 fn a_host_that_came_back_is_as_full_as_its_machine_was_left() {
     let pool = pool_of(2, r#", "max_in_flight": 2, "alternates": 0"#);
-    let (mut record, mut roster) = record_of(&pool);
+    let mut record = record_of(&pool);
     record.reserve(0);
     record.retire(0);
     record.add_host(pool.hosts[0].named(), false);
-    roster.refresh(&record, pool.hosts.iter().map(|host| host.address));
-    let mut random = Random::new(1);
-    let mut decide = |record: &Record| choose(record, &pool, &roster, at(1.0), &mut random, Kind::Job);
+    let (mut random, mut roster) = (Random::new(1), Roster::default());
+    let mut decide = |record: &Record| choose(record, &pool, &mut roster, at(1.0), &mut random, Kind::Job);
     // One of its two slots is taken by the job of the generation before; the other host is the less loaded one.
     assert_eq!(decide(&record), Decision::Chosen(vec![1]));
     (0..2).for_each(|_| record.reserve(1));
     assert_eq!(decide(&record), Decision::Chosen(vec![0]));
     record.reserve(2);
     assert!(matches!(decide(&record), Decision::Full(_)));
+}
+
+#[test]
+fn a_latency_that_was_fed_counts_at_the_next_choice_and_fades_with_time() {
+    let pool = pool_of(2, r#", "alternates": 0"#);
+    let (mut record, mut random, mut roster) = (record_of(&pool), Random::new(1), Roster::default());
+    let mut firsts = |record: &Record, seconds: f64| {
+        let decisions = (0..200).map(|_| choose(record, &pool, &mut roster, at(seconds), &mut random, Kind::Job));
+        decisions.filter(|decision| *decision == Decision::Chosen(vec![0])).count()
+    };
+    assert!((70..130).contains(&firsts(&record, NOW)), "no history: a tie");
+    for (slot, millis) in [(0, 9000.0), (1, 1000.0)] {
+        record.with_host(slot, |host| host.set_ewma(Ewma { millis, fed: at(NOW) }));
+    }
+    record.header.learned += 1;
+    assert_eq!(firsts(&record, NOW), 0, "the slow one");
+    // Only the other one is used; the slow one's average fades to its.
+    record.with_host(1, |host| host.set_ewma(Ewma { millis: 1000.0, fed: at(NOW + 300.0) }));
+    assert!((70..130).contains(&firsts(&record, NOW + 300.0)), "a tie again");
 }
 
 proptest! {

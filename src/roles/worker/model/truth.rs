@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::world::World;
 use crate::core::address::Address;
 use crate::core::book::TICKS_TO_DEATH;
-use crate::core::choice;
 use crate::core::record::{Record, Seat};
+use crate::core::score;
 
 /// What was last seen of a worker's beat.
 pub struct Beat {
@@ -39,7 +39,7 @@ impl World {
             assert!(!is_swept || load == certain, "{load} counted after the sweep, {certain} held");
             assert!(!is_swept || host.pending == 0, "pending after the sweep");
         }
-        assert!(choice::scores(&record, self.vms[0].borrow().now()).into_iter().all(f64::is_finite));
+        assert!(score::scores(&record, self.vms[0].borrow().now()).into_iter().all(f64::is_finite));
         check_entries(&record, self.reloaded.get());
         self.check_deaths(&record);
         let all_caught_up = record.workers().all(|worker| {
