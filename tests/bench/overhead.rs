@@ -83,4 +83,7 @@ fn throughput(rounds: &Rounds, figures: &mut Figures) {
     };
     figures.add(ratio("least_request", name, &theirs).target(Target::AtLeast(0.8)));
     figures.add(ratio("full_scan", "Envoy's FULL_SCAN", &scan));
+    // What any Wasm filter leaves of it.
+    let what = "throughput of the floor filter over Envoy's least_request, 64 hosts".to_owned();
+    figures.add(Figure::ratio("floor_throughput_over_least_request".to_owned(), what, &rate(Chooser::Floor), &theirs));
 }
