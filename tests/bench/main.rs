@@ -18,11 +18,13 @@
 )]
 
 mod clients;
+mod contention;
 mod cores;
 mod figures;
 mod hosts;
 mod latency;
 mod measured;
+mod native;
 mod overhead;
 mod rounds;
 mod scale;
@@ -53,15 +55,17 @@ impl Effort {
 }
 
 /// The comparisons by name, with what each is about, and whether it runs unasked.
-const SCENARIOS: [(&str, &str, bool); 2] = [
+const SCENARIOS: [(&str, &str, bool); 3] = [
     ("overhead", "what a choice costs: CPU time, throughput, latency, lost transactions", true),
-    ("scale", "what a choice costs with 1,024 hosts", true),
+    ("scale", "what a choice costs with 1,024 hosts: CPU time, memory, bytes", true),
+    ("contention", "what workers take from each other at one record: native threads, no Envoy", true),
 ];
 
 async fn run(scenario: &str, effort: Effort, figures: &mut Figures) {
     match scenario {
         "overhead" => overhead::run(effort, figures).await,
         "scale" => scale::run(effort, figures).await,
+        "contention" => contention::run(effort, figures),
         _ => unreachable!("names are checked against the list"),
     }
 }

@@ -3,11 +3,15 @@
 use crate::Effort;
 use crate::figures::{Figure, Figures, Target};
 use crate::hosts;
+use crate::native::{Process, Vm};
 use crate::rounds::{Turns, take_turns};
-use crate::systems::{self, Chooser};
+use crate::systems::{self, Chooser, System};
 
 const MOST: usize = 1024;
 const MANY: usize = 64;
+
+/// Envoy's own count of the VMs that it has.
+const VMS: &str = "wasm.envoy.wasm.runtime.v8.active";
 
 /// Measures it beside 64 hosts.
 pub async fn run(effort: Effort, figures: &mut Figures) {
@@ -40,10 +44,43 @@ pub async fn run(effort: Effort, figures: &mut Figures) {
     let own = rounds.added(Chooser::Ours, MANY);
     let over_own = Figure::ratio("ours_1024_over_ours_64", "added by ours, 1024 hosts, over 64 hosts", &ours, &own);
     figures.add(over_own.target(Target::AtMost(2.2)));
-    for (chooser, hosts) in [(Chooser::RoundRobin, MOST), (Chooser::Ours, MOST), (Chooser::Ours, MANY)] {
-        let system = systems.iter().find(|system| (system.chooser, system.hosts) == (chooser, hosts)).expect("started above");
-        let name = format!("memory_mb.{}", system.key());
-        let memory = system.envoy.rss() as f64 / 1e6;
-        figures.add(Figure::new(name, format!("memory of Envoy with one worker, {}", system.name()), "MB", &[memory]));
+    memory(&systems, figures).await;
+    record_bytes(figures);
+}
+
+/// What the module takes of memory, once all have served: all that Envoy holds more with it than without, for each VM.
+async fn memory(systems: &[System], figures: &mut Figures) {
+    for hosts in [MOST, MANY] {
+        let of = |chooser| {
+            let system = systems.iter().find(|system| (system.chooser, system.hosts) == (chooser, hosts));
+            system.expect("started above")
+        };
+        let (none, ours) = (of(Chooser::RoundRobin), of(Chooser::Ours));
+        let megabytes = |system: &System| system.envoy.rss() as f64 / 1e6;
+        for system in [none, ours] {
+            let name = format!("memory_mb.{}", system.key());
+            let what = format!("memory of Envoy with one worker, {}", system.name());
+            figures.add(Figure::new(name, what, "MB", &[megabytes(system)]));
+        }
+        let vms = ours.envoy.stat(VMS).await;
+        let each = (megabytes(ours) - megabytes(none)) / vms as f64;
+        let what = format!("memory for each of {vms} VMs, {}", ours.name());
+        figures.add(Figure::new(format!("memory_per_vm_mb.{hosts}"), what, "MB", &[each]));
+    }
+}
+
+/// What every transaction reads and writes.
+fn record_bytes(figures: &mut Figures) {
+    for hosts in [MOST, MANY] {
+        for workers in [2, 32] {
+            let process = Process::new();
+            for _ in 0..workers {
+                let mut vm = Vm::start(&process, hosts, 1);
+                vm.take().expect("nobody else is there");
+            }
+            let bytes = process.record_bytes().len() as f64;
+            let what = format!("the record, {hosts} hosts, {workers} workers");
+            figures.add(Figure::new(format!("record_bytes.hosts_{hosts}_workers_{workers}"), what, "B", &[bytes]));
+        }
     }
 }

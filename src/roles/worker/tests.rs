@@ -3,7 +3,7 @@ use std::sync::{Arc, Barrier};
 
 use super::*;
 use crate::core::book::TICKS_TO_DEATH;
-use crate::core::fixture::{address, pool_of};
+use crate::core::fixture::{address, pool, pool_of};
 use crate::core::outcome::Outcome;
 use crate::roles::fake::{Call, Fake, Process};
 
@@ -71,15 +71,27 @@ fn tick_all(process: &Process, benches: &mut [&mut Bench], ticks: u32) {
 
 #[test]
 fn eight_threads_never_take_more_than_the_slots_and_end_at_0() {
-    // As many slots as threads: once each thread has one there is none left, and from then on the last one is fought over.
-    const THREADS: usize = 8;
-    const HOSTS: usize = 4;
-    const SLOTS: u32 = 2;
+    fight_over_the_last_slot(8, 4, 0, 2000);
+}
+
+#[test]
+fn thirty_two_threads_and_a_thousand_hosts_never_take_more_than_the_slots_and_end_at_0() {
+    fight_over_the_last_slot(32, 4, 1020, 60);
+}
+
+/// So many threads, each a worker, over so many hosts with together as many slots, and others that drain: once each thread has a slot there is none
+/// left, and from then on the last one is fought over.
+fn fight_over_the_last_slot(threads: usize, serving: usize, draining: usize, rounds: u32) {
+    let slots = (threads / serving) as u32;
+    let hosts: Vec<String> = (0..serving + draining)
+        .map(|host| format!(r#"{{"address": "{}", "drain": {}}}"#, address(host), host >= serving))
+        .collect();
+    let keys = format!(r#""hosts": [{}], "max_in_flight": {slots}"#, hosts.join(","));
     let process = Process::new(1);
-    let running: [AtomicU32; HOSTS] = Default::default();
-    let barrier = Barrier::new(THREADS);
+    let running: Vec<AtomicU32> = (0..serving).map(|_| AtomicU32::new(0)).collect();
+    let barrier = Barrier::new(threads);
     let work = || {
-        let mut bench = Bench::new(&process, &pool_of(HOSTS, &format!(r#", "max_in_flight": {SLOTS}"#)));
+        let mut bench = Bench::new(&process, &pool(&keys));
         let (mut held, mut placed, mut faults) = (Vec::new(), 0, Vec::new());
         let give_back = |bench: &mut Bench, held: &mut Vec<(u32, usize)>| {
             for (stream, host) in held.drain(..) {
@@ -87,7 +99,7 @@ fn eight_threads_never_take_more_than_the_slots_and_end_at_0() {
                 bench.settle(stream);
             }
         };
-        for stream in 0..2000 {
+        for stream in 0..rounds {
             let decision = bench.choose(stream, Kind::Job);
             if stream < 2 {
                 barrier.wait();
@@ -96,7 +108,7 @@ fn eight_threads_never_take_more_than_the_slots_and_end_at_0() {
                 Ok(Decision::Chosen(hosts)) => {
                     assert_ne!(stream, 1, "every slot was taken");
                     let now = running[hosts[0]].fetch_add(1, SeqCst) + 1;
-                    assert!(now <= SLOTS, "{now} jobs on a host of {SLOTS} slots");
+                    assert!(now <= slots, "{now} jobs on a host of {slots} slots");
                     held.push((stream, hosts[0]));
                     placed += 1;
                 }
@@ -112,11 +124,11 @@ fn eight_threads_never_take_more_than_the_slots_and_end_at_0() {
         placed
     };
     let placed: u64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     let record = record(&process);
-    assert_eq!((loads(&process), record.header.drift, record.header.deaths), (vec![0; HOSTS], 0, 0));
+    assert_eq!((loads(&process), record.header.drift, record.header.deaths), (vec![0; serving + draining], 0, 0));
     assert_eq!(record.hosts().map(|host| host.requests).sum::<u64>(), placed);
 }
 

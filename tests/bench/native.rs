@@ -1,0 +1,219 @@
+//! The record's code without Envoy: VMs of this process, built natively, over shared data that keeps Envoy's rules.
+//!
+//! ```text
+//!   thread: Vm (plimsoll's Worker, one pool) ── Seam (Host) ──▶ Process: one mutex, one map, one count of versions
+//! ```
+//!
+//! What is left out is Wasm, the hostcalls, and the copy between a VM's memory and Envoy's.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use plimsoll::config::{Pool, Role};
+use plimsoll::core::choice::{Decision, Kind};
+use plimsoll::core::lease::Settlement;
+use plimsoll::core::outcome::Outcome;
+use plimsoll::core::record::Record;
+use plimsoll::core::roster::Roster;
+use plimsoll::core::time;
+use plimsoll::host::{Fault, Headers, Host, Level, Shared};
+use plimsoll::roles::roots::Pools;
+use plimsoll::roles::shared;
+use plimsoll::roles::worker::Worker;
+use serde_json::{Value, json};
+
+/// The only pool.
+const POOL: &str = "gpu";
+
+/// What Envoy says of a job's length. Always the same: what is measured is how the books are kept, not what they say.
+const LATENCY: Duration = Duration::from_secs(2);
+
+/// What all VMs of an Envoy share.
+pub struct Process {
+    data: Mutex<Data>,
+    began: Instant,
+}
+
+#[derive(Default)]
+struct Data {
+    /// Values and their versions.
+    values: HashMap<String, (Vec<u8>, u32)>,
+    /// The version of the last store of whatever key.
+    version: u32,
+    refused: u64,
+}
+
+impl Process {
+    /// One without shared data.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { data: Mutex::default(), began: Instant::now() })
+    }
+
+    /// How often a store was refused so far.
+    pub fn refused(&self) -> u64 {
+        self.data.lock().expect("no thread panicked").refused
+    }
+
+    /// The pool's record, whole.
+    pub fn record_bytes(&self) -> Vec<u8> {
+        let data = self.data.lock().expect("no thread panicked");
+        data.values.get(&shared::key(POOL)).expect("a VM has joined").0.clone()
+    }
+
+    /// The pool's record, read.
+    pub fn record(&self) -> Record {
+        Record::parse(self.record_bytes()).expect("a record of ours")
+    }
+}
+
+impl Data {
+    /// As `SharedData::set` of proxy-wasm-cpp-host does it: version 0 is any version, a missing key has every version, and no value has version 0.
+    fn store(&mut self, key: &str, value: &[u8], cas: u32) -> bool {
+        let version = self.version.wrapping_add(1).max(1);
+        match self.values.get_mut(key) {
+            Some((_, held)) if cas != 0 && cas != *held => {
+                self.refused += 1;
+                return false;
+            }
+            Some(entry) => *entry = (value.to_vec(), version),
+            None => _ = self.values.insert(key.to_owned(), (value.to_vec(), version)),
+        }
+        self.version = version;
+        true
+    }
+}
+
+/// The stores that one VM lost.
+#[derive(Default)]
+struct Losses {
+    /// Since the last that it won.
+    in_a_row: Cell<u32>,
+    /// The most that `in_a_row` ever was.
+    most: Cell<u32>,
+}
+
+/// A VM's way to the [`Process`].
+#[derive(Clone)]
+struct Seam {
+    process: Arc<Process>,
+    losses: Rc<Losses>,
+}
+
+impl Host for Seam {
+    fn now(&self) -> time::Instant {
+        // From one on: zero stands for "never".
+        time::Instant(1 + self.process.began.elapsed().as_micros() as u64)
+    }
+
+    fn random(&self) -> u64 {
+        rand::random()
+    }
+
+    fn log(&self, _: Level, _: &str) {}
+
+    fn load(&self, key: &str) -> Result<Shared, Fault> {
+        let data = self.process.data.lock().expect("no thread panicked");
+        // Envoy copies under the lock, too.
+        Ok(data.values.get(key).map_or(Shared::default(), |(value, cas)| Shared { value: Some(value.clone()), cas: *cas }))
+    }
+
+    fn store(&self, key: &str, value: &[u8], cas: u32) -> Result<bool, Fault> {
+        let is_stored = self.process.data.lock().expect("no thread panicked").store(key, value, cas);
+        let Losses { in_a_row, most } = &*self.losses;
+        in_a_row.set(if is_stored { 0 } else { in_a_row.get() + 1 });
+        most.set(most.get().max(in_a_row.get()));
+        Ok(is_stored)
+    }
+
+    fn property(&self, _: &str) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn request_headers(&self) -> Result<Headers, Fault> {
+        unreachable!("a worker handles no headers")
+    }
+
+    fn set_request_header(&self, _: &[u8], _: Option<&[u8]>) -> Result<(), Fault> {
+        unreachable!("a worker handles no headers")
+    }
+
+    fn reply(&self, _: u16, _: &[(&str, &str)], _: &[u8]) -> Result<(), Fault> {
+        unreachable!("a worker does not reply")
+    }
+
+    fn enter(&self, _: u32) -> Result<(), Fault> {
+        unreachable!("only a tick enters streams, and nothing ticks")
+    }
+}
+
+/// A worker of ours that serves one pool. It stays on its thread, as Envoy's do.
+pub struct Vm {
+    worker: Worker<Seam>,
+    losses: Rc<Losses>,
+    name: Rc<str>,
+    pool: Rc<Pool>,
+    pools: Pools,
+    roster: Roster,
+    /// The stream of the next job.
+    stream: u32,
+}
+
+/// A job that holds a lease.
+pub struct Job {
+    stream: u32,
+    /// Index of the chosen host.
+    pub host: usize,
+}
+
+impl Vm {
+    /// A VM that names so many hosts, with so many slots each.
+    pub fn start(process: &Arc<Process>, hosts: usize, slots: u32) -> Self {
+        let losses = Rc::new(Losses::default());
+        let mut worker = Worker::new(Seam { process: process.clone(), losses: losses.clone() });
+        let (name, pool): (Rc<str>, _) = (POOL.into(), pool(hosts, slots));
+        let pools = vec![(name.clone(), pool.clone())];
+        worker.stream_starts(1, &name, &pools);
+        Self { worker, losses, name, pool, pools, roster: Roster::default(), stream: 0 }
+    }
+
+    /// Chooses a host for a job: one transaction, or two the first time, when the VM joins the record. `None`: it lost too often.
+    pub fn take(&mut self) -> Option<Job> {
+        self.stream += 1;
+        match self.worker.choose(&self.name, self.stream, &self.pool, &mut self.roster, Kind::Job) {
+            Ok(Decision::Chosen(hosts)) => Some(Job { stream: self.stream, host: hosts[0] }),
+            Ok(decision) => panic!("no host for a job while there are free slots: {decision:?}"),
+            Err(_) => None,
+        }
+    }
+
+    /// Gives its lease back: one transaction. `false`: it lost too often, and a tick will do it.
+    pub fn settle(&mut self, job: &Job) -> bool {
+        let end = Settlement { outcome: Outcome::Success, latency: None, whereabouts: None };
+        self.worker.settle(&self.name, job.stream, end, || Some(LATENCY));
+        self.worker.leased_at(&self.name, job.stream).is_none()
+    }
+
+    /// Ticks once, as Envoy does every 100 ms: what could not be settled is.
+    pub fn tick(&mut self) {
+        self.worker.root_ticks(1, &self.name, &self.pools);
+    }
+
+    /// The most stores that one transaction lost so far.
+    pub fn most_losses(&self) -> u32 {
+        self.losses.most.get()
+    }
+}
+
+/// A configuration like a user's, read as Envoy's VMs read it.
+fn pool(hosts: usize, slots: u32) -> Rc<Pool> {
+    let host = |index: usize| json!({"address": format!("10.0.{}.{}:8188", index / 256, index % 256)});
+    let hosts: Vec<Value> = (0..hosts).map(host).collect();
+    let configuration = json!({"pools": {POOL: {"hosts": hosts, "max_in_flight": slots}}});
+    match Role::parse(configuration.to_string().as_bytes()) {
+        Ok(Role::Balancer(mut balancer)) => balancer.pools.remove(POOL).expect("named above"),
+        other => panic!("not a balancer's configuration: {other:?}"),
+    }
+}
