@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::reader::{Fields, Reader};
 use crate::core::address::Address;
-use crate::core::record::Named;
 
 /// Most hosts of one pool: the size up to which the shared record is measured and tested.
 const MOST_HOSTS: usize = 1024;
@@ -70,13 +69,6 @@ pub enum NoHost {
     Reject,
     /// Envoy's own fallback policy chooses.
     Fallback,
-}
-
-impl Host {
-    /// The part of it that the record shows.
-    pub fn named(&self) -> Named {
-        Named { address: self.address, weight: self.weight, max_in_flight: self.max_in_flight, drain: self.drain }
-    }
 }
 
 impl Jobs {

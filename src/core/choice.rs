@@ -16,7 +16,8 @@ use crate::config::Pool;
 const TIE_BAND: f64 = 0.01;
 
 /// Added to the score of a host without a free slot, so that it is named as an alternate only after all hosts with one.
-/// Far above any real score (weights up to 1,000, a million jobs), far below where adding it would lose the score's digits.
+/// Above the score of any host with a free slot (a million jobs at 1,000 / 0.01 each are 10¹¹, and the latency's part is less), and far below
+/// where adding it would lose the score's digits.
 const FULL: f64 = 1e12;
 
 /// Shortest and longest advice to a client when all slots are taken.

@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use super::time::Instant;
 
+/// Longer than any job is waited for (a day, in milliseconds); it also keeps every score within the bounds that the choice relies on.
+pub const LONGEST_MS: f32 = 86_400_000.0;
+
 /// A host's average latency and when it was last fed. The default is "no history".
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ewma {
@@ -33,7 +36,7 @@ impl Ewma {
     /// The average with one more sample. A first sample is taken as it is.
     #[must_use]
     pub fn with(self, sample: Duration, now: Instant, time_constant: Duration) -> Self {
-        let sample = sample.as_secs_f32() * 1000.0;
+        let sample = (sample.as_secs_f32() * 1000.0).min(LONGEST_MS);
         let fed = Instant(now.0.max(1));
         if !self.has_history() {
             return Self { millis: sample, fed };

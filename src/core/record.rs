@@ -19,7 +19,7 @@ use super::address::Address;
 use super::ewma::Ewma;
 use super::packed::packed;
 use super::time::Instant;
-use crate::config::Score;
+use crate::config::{self, Score};
 
 /// The layout's version. It is also part of the record's key, so that two builds of the module whose layouts differ never
 /// meet in one record: an upgrade starts with fresh books.
@@ -169,6 +169,13 @@ pub struct Named {
     pub max_in_flight: u32,
     /// No new jobs.
     pub drain: bool,
+}
+
+impl config::Host {
+    /// The part of it that the record shows.
+    pub fn named(&self) -> Named {
+        Named { address: self.address, weight: self.weight, max_in_flight: self.max_in_flight, drain: self.drain }
+    }
 }
 
 /// A host's place in the record. The generation decides; the slot is where to look first.

@@ -9,7 +9,7 @@
 //! ([`super::ewma`]); a host without history has the mean. The mean weighs each host by the freshness of its evidence, so that a host
 //! that was slow long ago does not hold up the mean towards which it is to fade.
 
-use super::ewma::{Ewma, Fading};
+use super::ewma::{Ewma, Fading, LONGEST_MS};
 use super::record::Record;
 use super::time::Instant;
 use crate::config::Score;
@@ -49,11 +49,11 @@ impl Latency {
         self.mean
     }
 
-    /// The summand of a host with this latency; always finite.
+    /// The summand of a host with this latency; always finite, and below 10¹¹ whatever the configuration.
     pub fn of(&self, ewma: Ewma) -> f64 {
         let faded = self.mean + (ewma.millis - self.mean) * ewma.freshness(self.now, self.fading);
         // A record that holds nonsense must not make a host win or lose for ever.
-        if faded.is_finite() { self.per_milli * f64::from(faded) } else { 0.0 }
+        if faded.is_finite() { self.per_milli * f64::from(faded.clamp(0.0, LONGEST_MS)) } else { 0.0 }
     }
 }
 

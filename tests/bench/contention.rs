@@ -147,8 +147,10 @@ fn take_turn(threads: usize, rounds: usize) -> Seen {
         }
     });
     let record = process.record();
-    let sums: (u64, u64) = (record.hosts().map(|host| u64::from(host.load())).sum(), record.hosts().map(|host| host.requests).sum());
-    assert_eq!(sums.0, 0u64); let _: u64 = sums.1; //, "in flight, and jobs placed");
+    let sums: (u64, u64) =
+        (record.hosts().map(|host| u64::from(host.load())).sum(), record.hosts().map(|host| host.requests).sum());
+    assert_eq!(sums.0, 0u64);
+    let _: u64 = sums.1; //, "in flight, and jobs placed");
     let header = record.header;
     assert_eq!((header.drift, header.deaths, header.workers as usize), (0, 0, threads), "drift, deaths, workers");
     seen
@@ -158,13 +160,19 @@ fn take_turn(threads: usize, rounds: usize) -> Seen {
 fn serve(vm: &mut Vm, rounds: usize, running: &[Running; HOSTS]) -> u64 {
     let mut gave_up = 0;
     for _ in 0..rounds {
-        let Some(job) = vm.take() else { gave_up += 1; continue; };
+        let Some(job) = vm.take() else {
+            gave_up += 1;
+            continue;
+        };
         let jobs = &running[job.host].0;
         let now = jobs.fetch_add(1, SeqCst) + 1;
         assert!(now <= SLOTS, "{now} jobs on a host of {SLOTS} slots");
         jobs.fetch_sub(1, SeqCst);
         gave_up += u64::from(!vm.settle(&job));
     }
-    if gave_up > 0 { eprintln!("gave up {gave_up} of {rounds}"); vm.tick(); }
+    if gave_up > 0 {
+        eprintln!("gave up {gave_up} of {rounds}");
+        vm.tick();
+    }
     gave_up
 }
