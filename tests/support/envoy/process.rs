@@ -97,6 +97,24 @@ impl Process {
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
+    /// Sends SIGSTOP and waits until every thread has stopped: on a busy machine a thread may run on for some time.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let deadline = std::time::Instant::now() + crate::DEADLINE;
+        let stands_still = || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("Envoy runs");
+            // The state is the word behind the name, which stands in parentheses.
+            tasks.flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+            })
+        };
+        while !stands_still() {
+            assert!(std::time::Instant::now() < deadline, "Envoy was not stopped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// What the scheduler says of all its threads so far.
     pub fn times(&self) -> Times {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("Envoy runs");

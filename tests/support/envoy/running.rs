@@ -257,9 +257,9 @@ impl RunningEnvoy {
         eventually(&format!("the log says {text:?}"), async || self.log().contains(text)).await;
     }
 
-    /// SIGSTOP: the process stands still.
+    /// SIGSTOP: when this returns, the process stands still.
     pub fn stop_process(&self) {
-        self.process.signal(Signal::STOP);
+        self.process.stop();
     }
 
     /// SIGCONT: it goes on.
