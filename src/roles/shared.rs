@@ -10,7 +10,8 @@
 use crate::core::record::{Record, VERSION};
 use crate::host::{Fault, Host, IF_ABSENT, Level};
 
-/// How often a change is run again. Each loss means that another worker won, so that this is reached only if something is broken.
+/// How often a change is run again. Each loss means that another worker won. With a request's work between two transactions nobody loses more
+/// than a few times in a row; workers that did nothing else reach this, and then the job is left to Envoy, or the settlement to the next tick.
 pub const MOST_CONFLICTS: u32 = 1000;
 
 const POOLS: &str = "plimsoll.pools";

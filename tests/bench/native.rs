@@ -6,7 +6,6 @@
 //!
 //! What is left out is Wasm, the hostcalls, and the copy between a VM's memory and Envoy's.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -22,7 +21,7 @@ use plimsoll::core::time;
 use plimsoll::host::{Fault, Headers, Host, Level, Shared};
 use plimsoll::roles::roots::Pools;
 use plimsoll::roles::shared;
-use plimsoll::roles::worker::Worker;
+use plimsoll::roles::worker::{TICK, Worker};
 use serde_json::{Value, json};
 
 /// The only pool.
@@ -86,20 +85,10 @@ impl Data {
     }
 }
 
-/// The stores that one VM lost.
-#[derive(Default)]
-struct Losses {
-    /// Since the last that it won.
-    in_a_row: Cell<u32>,
-    /// The most that `in_a_row` ever was.
-    most: Cell<u32>,
-}
-
 /// A VM's way to the [`Process`].
 #[derive(Clone)]
 struct Seam {
     process: Arc<Process>,
-    losses: Rc<Losses>,
 }
 
 impl Host for Seam {
@@ -112,7 +101,10 @@ impl Host for Seam {
         rand::random()
     }
 
-    fn log(&self, _: Level, _: &str) {}
+    /// A VM may say that it lost too often; anything else is a fault, a death or a lost record, for which there is no reason here.
+    fn log(&self, _: Level, line: &str) {
+        assert!(line.contains("contended"), "{line}");
+    }
 
     fn load(&self, key: &str) -> Result<Shared, Fault> {
         let data = self.process.data.lock().expect("no thread panicked");
@@ -121,11 +113,7 @@ impl Host for Seam {
     }
 
     fn store(&self, key: &str, value: &[u8], cas: u32) -> Result<bool, Fault> {
-        let is_stored = self.process.data.lock().expect("no thread panicked").store(key, value, cas);
-        let Losses { in_a_row, most } = &*self.losses;
-        in_a_row.set(if is_stored { 0 } else { in_a_row.get() + 1 });
-        most.set(most.get().max(in_a_row.get()));
-        Ok(is_stored)
+        Ok(self.process.data.lock().expect("no thread panicked").store(key, value, cas))
     }
 
     fn property(&self, _: &str) -> Option<Vec<u8>> {
@@ -145,20 +133,20 @@ impl Host for Seam {
     }
 
     fn enter(&self, _: u32) -> Result<(), Fault> {
-        unreachable!("only a tick enters streams, and nothing ticks")
+        unreachable!("no job is as old as a tick")
     }
 }
 
 /// A worker of ours that serves one pool. It stays on its thread, as Envoy's do.
 pub struct Vm {
     worker: Worker<Seam>,
-    losses: Rc<Losses>,
     name: Rc<str>,
     pool: Rc<Pool>,
     pools: Pools,
     roster: Roster,
     /// The stream of the next job.
     stream: u32,
+    gave_up: u64,
 }
 
 /// A job that holds a lease.
@@ -171,39 +159,40 @@ pub struct Job {
 impl Vm {
     /// A VM that names so many hosts, with so many slots each.
     pub fn start(process: &Arc<Process>, hosts: usize, slots: u32) -> Self {
-        let losses = Rc::new(Losses::default());
-        let mut worker = Worker::new(Seam { process: process.clone(), losses: losses.clone() });
+        let mut worker = Worker::new(Seam { process: process.clone() });
         let (name, pool): (Rc<str>, _) = (POOL.into(), pool(hosts, slots));
         let pools = vec![(name.clone(), pool.clone())];
         worker.stream_starts(1, &name, &pools);
-        Self { worker, losses, name, pool, pools, roster: Roster::default(), stream: 0 }
+        Self { worker, name, pool, pools, roster: Roster::default(), stream: 0, gave_up: 0 }
     }
 
-    /// Chooses a host for a job: one transaction, or two the first time, when the VM joins the record. `None`: it lost too often.
-    pub fn take(&mut self) -> Option<Job> {
-        self.stream += 1;
-        match self.worker.choose(&self.name, self.stream, &self.pool, &mut self.roster, Kind::Job) {
-            Ok(Decision::Chosen(hosts)) => Some(Job { stream: self.stream, host: hosts[0] }),
-            Ok(decision) => panic!("no host for a job while there are free slots: {decision:?}"),
-            Err(_) => None,
+    /// Chooses a host for a job: one transaction, or two the first time, when the VM joins the record. (In Envoy the job would go where the
+    /// cluster's fallback sends it, if the transaction gave up; here it tries again.)
+    pub fn take(&mut self) -> Job {
+        loop {
+            self.stream += 1;
+            match self.worker.choose(&self.name, self.stream, &self.pool, &mut self.roster, Kind::Job) {
+                Ok(Decision::Chosen(hosts)) => return Job { stream: self.stream, host: hosts[0] },
+                Ok(decision) => panic!("no host for a job while there are free slots: {decision:?}"),
+                Err(_) => self.gave_up += 1,
+            }
         }
     }
 
-    /// Gives its lease back: one transaction. `false`: it lost too often, and a tick will do it.
-    pub fn settle(&mut self, job: &Job) -> bool {
+    /// Gives its lease back: one transaction; if that gives up, waits for the tick that does it.
+    pub fn settle(&mut self, job: &Job) {
         let end = Settlement { outcome: Outcome::Success, latency: None, whereabouts: None };
         self.worker.settle(&self.name, job.stream, end, || Some(LATENCY));
-        self.worker.leased_at(&self.name, job.stream).is_none()
+        while self.worker.leased_at(&self.name, job.stream).is_some() {
+            self.gave_up += 1;
+            std::thread::sleep(TICK);
+            self.worker.root_ticks(1, &self.name, &self.pools);
+        }
     }
 
-    /// Ticks once, as Envoy does every 100 ms: what could not be settled is.
-    pub fn tick(&mut self) {
-        self.worker.root_ticks(1, &self.name, &self.pools);
-    }
-
-    /// The most stores that one transaction lost so far.
-    pub fn most_losses(&self) -> u32 {
-        self.losses.most.get()
+    /// How many transactions lost so often that they gave up.
+    pub fn gave_up(&self) -> u64 {
+        self.gave_up
     }
 }
 
