@@ -81,6 +81,20 @@ impl Headers {
         })
     }
 
+    /// The map that these headers make.
+    pub fn encode(pairs: &[(&[u8], &[u8])]) -> Self {
+        let mut bytes = (pairs.len() as u32).to_le_bytes().to_vec();
+        for (name, value) in pairs {
+            bytes.extend((name.len() as u32).to_le_bytes());
+            bytes.extend((value.len() as u32).to_le_bytes());
+        }
+        for part in pairs.iter().flat_map(|(name, value)| [name, value]) {
+            bytes.extend_from_slice(part);
+            bytes.push(0);
+        }
+        Self(bytes)
+    }
+
     /// The first value of this name; empty if there is none.
     pub fn value(&self, wanted: &[u8]) -> &[u8] {
         self.iter().find(|(name, _)| *name == wanted).map_or(&[], |(_, value)| value)
@@ -96,22 +110,6 @@ pub fn number(property: Option<Vec<u8>>) -> Option<u64> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    impl Headers {
-        /// The map that these headers make.
-        pub fn encode(pairs: &[(&[u8], &[u8])]) -> Self {
-            let mut bytes = (pairs.len() as u32).to_le_bytes().to_vec();
-            for (name, value) in pairs {
-                bytes.extend((name.len() as u32).to_le_bytes());
-                bytes.extend((value.len() as u32).to_le_bytes());
-            }
-            for part in pairs.iter().flat_map(|(name, value)| [name, value]) {
-                bytes.extend_from_slice(part);
-                bytes.push(0);
-            }
-            Self(bytes)
-        }
-    }
 
     #[test]
     fn headers_come_back_as_they_were_encoded_whatever_their_bytes() {

@@ -161,15 +161,8 @@ impl Host for Envoy {
 
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault> {
         const NO_GRPC_STATUS: i32 = -1;
-        let mut pairs = (headers.len() as u32).to_le_bytes().to_vec();
-        for (name, value) in headers {
-            pairs.extend((name.len() as u32).to_le_bytes());
-            pairs.extend((value.len() as u32).to_le_bytes());
-        }
-        for text in headers.iter().flat_map(|(name, value)| [name, value]) {
-            pairs.extend_from_slice(text.as_bytes());
-            pairs.push(0);
-        }
+        let pairs: Vec<(&[u8], &[u8])> = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect();
+        let Headers(pairs) = Headers::encode(&pairs);
         // SAFETY: see the top of this file.
         check(unsafe {
             proxy_send_local_response(

@@ -79,6 +79,9 @@ impl Lease {
                 judge(record, seat, Outcome::Failure);
             }
         }
+        if self.is_overruled(now_at) {
+            record.header.overruled = record.header.overruled.saturating_add(1);
+        }
         if let Some(seat) = self.seat {
             record.release(seat);
         }
@@ -88,6 +91,11 @@ impl Lease {
             None => record.header.elsewhere = record.header.elsewhere.saturating_add(1),
         }
         Moved { address: now_at.address, seat, blamed: until.max(self.blamed) }
+    }
+
+    /// Whether Envoy did not send the job where it was told to: its cluster does not have the host, or does not read our header.
+    pub fn is_overruled(&self, now_at: Whereabouts) -> bool {
+        now_at.attempts <= 1 && self.address.is_some_and(|address| address != now_at.address)
     }
 
     /// Makes the move part of the lease, once the record that shows it is stored.

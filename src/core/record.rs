@@ -68,6 +68,8 @@ packed! {
         pub time_constant_ms: u32,
         /// Changes whenever a latency is fed.
         pub learned: u32,
+        /// Jobs whose first attempt Envoy sent to another host than the one named.
+        pub overruled: u64,
     }
 }
 

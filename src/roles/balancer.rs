@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::reply::Verdict;
 use super::roots::Pools;
-use super::worker::{Worker, news};
+use super::worker::{Worker, moved_to};
 use crate::config::{self, NoHost, Pool};
 use crate::core::choice::{Decision, Kind};
 use crate::core::lease::Settlement;
@@ -144,7 +144,7 @@ impl<H: Host> Stream<H> {
         let Ok(mut worker) = self.worker.try_borrow_mut() else {
             return;
         };
-        let whereabouts = worker.leased_at(&route.name, self.id).and_then(|leased_at| news(&self.host, leased_at));
+        let whereabouts = worker.leased_at(&route.name, self.id).and_then(|leased_at| moved_to(&self.host, leased_at));
         let (outcome, is_timed) = self.outcome();
         let latency = || number(self.host.property("response\0backend_latency")).filter(|_| is_timed).map(Duration::from_nanos);
         worker.settle(&route.name, self.id, Settlement { outcome, latency: None, whereabouts }, latency);

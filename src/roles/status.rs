@@ -46,6 +46,7 @@ fn pool(record: &Record, now: Instant) -> Value {
         "workers": record.workers().filter(|worker| worker.served != 0).count(),
         "unleased": record.header.unleased,
         "elsewhere": record.header.elsewhere,
+        "overruled": record.header.overruled,
         "drift": record.header.drift,
         "conflicts": record.header.conflicts,
         "dead_workers": record.header.deaths,

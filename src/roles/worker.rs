@@ -174,6 +174,7 @@ impl<H: Host> Worker<H> {
 
     /// Moves a stream's lease to the host that works on it now.
     fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
+        self.say_if_overruled(pool_name, stream, now_at);
         let moved = self.transact(pool_name, Read::IfNeedBe, |book, record, _| match book.lease(stream) {
             Some(lease) if lease.address != Some(now_at.address) => Change::Store(Some(lease.follow(record, now_at))),
             _ => Change::Leave(None),
@@ -192,6 +193,9 @@ impl<H: Host> Worker<H> {
 
     /// Gives a stream's lease back; asks for the latency only if it would count. What cannot be stored now is stored at the next tick.
     pub fn settle(&mut self, pool_name: &str, stream: u32, mut end: Settlement, latency: impl Fn() -> Option<Duration>) {
+        if let Some(at) = end.whereabouts {
+            self.say_if_overruled(pool_name, stream, at);
+        }
         let now = self.host.now();
         let settled = self.transact(pool_name, Read::IfNeedBe, |book, record, _| {
             let Some(lease) = book.lease(stream) else { return Change::Leave(()) };
@@ -211,6 +215,20 @@ impl<H: Host> Worker<H> {
                 self.say_fault("settle a lease", fault);
             }
         }
+    }
+
+    fn say_if_overruled(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
+        let lease = self.books.get(pool_name).and_then(|books| books.book.lease(stream));
+        let Some(named) = lease.filter(|lease| lease.is_overruled(now_at)).and_then(|lease| lease.address) else {
+            return;
+        };
+        self.say("overruled", Level::Warn, || {
+            let seen = now_at.address;
+            format!(
+                "pool {pool_name}: Envoy sent a job to {seen} though {named} was named: is {named} in the cluster, and does its \
+                 override_host policy read our header?"
+            )
+        });
     }
 
     /// Once per [`TICK`], whichever root it comes from: sees to retries, to what could not be stored, to the other workers, and shows that it lives.
@@ -253,7 +271,7 @@ impl<H: Host> Worker<H> {
             if self.host.enter(stream).is_err() {
                 continue;
             }
-            if let Some(at) = news(&self.host, address) {
+            if let Some(at) = moved_to(&self.host, address) {
                 self.follow(name, stream, at);
             }
         }
@@ -353,7 +371,7 @@ impl<H: Host> Worker<H> {
 }
 
 /// Where Envoy works on the current stream's job, if that is not where its lease is.
-pub fn news(host: &impl Host, leased_at: Option<Address>) -> Option<Whereabouts> {
+pub fn moved_to(host: &impl Host, leased_at: Option<Address>) -> Option<Whereabouts> {
     let address = Address::parse(&host.property("upstream\0address")?)?;
     if Some(address) == leased_at {
         return None;

@@ -167,6 +167,10 @@ async fn an_address_that_envoy_does_not_know_is_passed_over_and_nobody_is_blamed
     envoy.settled().await;
     assert_eq!(field(&envoy, "failures").await, [0, 0]);
     assert_eq!(field(&envoy, "requests").await[1], 10);
+    // The operator is told.
+    let overruled = envoy.status().await["pools"]["gpu"]["overruled"].as_u64().expect("a count");
+    assert_eq!(Some(overruled), field(&envoy, "requests").await[0].as_u64());
+    envoy.logged("though 127.0.0.9:1 was named: is 127.0.0.9:1 in the cluster").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
