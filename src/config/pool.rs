@@ -143,7 +143,7 @@ impl Pool {
     }
 }
 
-/// Keys of the contract whose behaviour this version does not have.
+/// Keys of features to come.
 const LATER: [&str; 13] = [
     "discovery",
     "weighted",

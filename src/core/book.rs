@@ -22,7 +22,7 @@ use super::record::{Named, Record, Seat, Worker};
 use crate::config::Score;
 
 /// How many of its own ticks an observer sees a beat unchanged before it declares the worker dead. With ticks of 100 ms that is 8 s:
-/// inside the 10 s that are promised, with room for late ticks. Own ticks, not time: when the whole process was
+/// within 10 s, with room for late ticks. Own ticks, not time: when the whole process was
 /// stopped, the observer's ticks stopped too, and nobody dies of it.
 pub const TICKS_TO_DEATH: u32 = 80;
 

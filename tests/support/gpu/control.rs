@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Faults: `status`, `grpc`, `hang`, `reset`, `reset_in_body`, `refuse_stream`. `for_ms` takes fault, door and frost back after so
-//! long; a host whose door is shut, or that is frozen, hears nothing, so there it is required.
+//! long; a host whose door is shut accepts no new connection, and one that is frozen hears nothing, so there it is required.
 
 use std::sync::Arc;
 use std::time::Duration;
