@@ -74,7 +74,11 @@ impl RootContext for Root {
         match Role::parse(&configuration) {
             Ok(Role::Balancer(config)) => {
                 let instance = String::from_utf8(Envoy.property("plugin_name").unwrap_or_default()).unwrap_or_default();
-                self.role = Running::Balancer(Rc::new(Plan::new(self.id, &instance, config)));
+                let plan = Plan::new(self.id, &instance, config);
+                if let Ok(mut worker) = worker().try_borrow_mut() {
+                    plan.made(&mut worker);
+                }
+                self.role = Running::Balancer(Rc::new(plan));
                 // The first tick makes the books; at random, so that the workers' later ticks do not all meet at the record.
                 self.has_ticked = false;
                 Envoy.tick_each(1 + (Envoy.random() % FIRST_TICK_WITHIN_MS) as u32);

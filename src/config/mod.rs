@@ -114,11 +114,31 @@ impl Balancer {
     }
 }
 
+/// Header names that mean something already.
+const TAKEN: [&str; 17] = [
+    "host",
+    "connection",
+    "proxy-connection",
+    "keep-alive",
+    "content-length",
+    "content-type",
+    "content-encoding",
+    "transfer-encoding",
+    "te",
+    "trailer",
+    "upgrade",
+    "expect",
+    "accept",
+    "authorization",
+    "cookie",
+    "grpc-timeout",
+    "x-request-id",
+];
+
 /// Names that HTTP allows, without those that Envoy or HTTP itself give a meaning.
 fn is_header_name(name: &str) -> bool {
     let is_token = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "!#$%&'*+-.^_`|~".contains(c);
-    let is_taken = ["host", "connection", "content-length", "transfer-encoding", "te", "upgrade", "content-type"].contains(&name)
-        || name.starts_with("x-envoy-");
+    let is_taken = TAKEN.contains(&name) || name.starts_with("x-envoy-") || name.starts_with("x-forwarded-");
     !name.is_empty() && name.len() <= 128 && name.chars().all(is_token) && !is_taken
 }
 

@@ -84,7 +84,10 @@ impl Jobs {
 
     fn read(fields: &mut Fields) -> Self {
         let is_method = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_uppercase() || c == '-');
-        let is_path = |text: &str| text.starts_with('/') && text.is_ascii() && !text.contains(['?', '#', ' ']);
+        let is_path = |text: &str| {
+            let is_plain = |text: &str| text.is_ascii() && !text.contains(['?', '#', ' ', '*']);
+            text.starts_with('/') && is_plain(text.strip_suffix('*').unwrap_or(text))
+        };
         let methods = ("methods", "a method in upper case, such as \"POST\"");
         let methods = fields.texts("methods", &["POST"], methods, is_method);
         let paths = ("paths", "a path that starts with /, such as \"/prompt\", or \"/v1/*\" for all below");

@@ -26,6 +26,10 @@ use crate::config::Score;
 /// stopped, the observer's ticks stopped too, and nobody dies of it.
 pub const TICKS_TO_DEATH: u32 = 80;
 
+/// The same for a worker that lags behind the epoch: whoever lives joins it with its next tick, and as long as one has not, what others held who
+/// died is not given back. 0.8 s: shorter than Envoy's back-off before it loads a trapped VM anew, so that traps one after another heal, too.
+pub const TICKS_TO_DEATH_OF_A_LAGGARD: u32 = 8;
+
 /// What the live configurations of a worker say of a pool, as far as all workers must agree on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Declared {
@@ -288,7 +292,10 @@ impl Book {
             seen.insert(worker.id, (worker.beat, ticks));
         }
         self.watch = seen;
-        self.watch.iter().filter(|(_, (_, ticks))| *ticks >= TICKS_TO_DEATH).map(|(id, _)| *id).collect()
+        let laggards: BTreeSet<u64> =
+            record.workers().filter(|worker| worker.epoch != record.header.epoch).map(|worker| worker.id).collect();
+        let patience = |id| if laggards.contains(id) { TICKS_TO_DEATH_OF_A_LAGGARD } else { TICKS_TO_DEATH };
+        self.watch.iter().filter(|(id, (_, ticks))| *ticks >= patience(*id)).map(|(id, _)| *id).collect()
     }
 
     /// Declares those of `suspects` dead whose beat is still the one that [`Book::watch`] saw. Gives how many.

@@ -22,6 +22,8 @@ pub struct Lease {
     pub named: Vec<Address>,
     /// How many of `named` have been blamed for a failed attempt or passed over.
     pub blamed: usize,
+    /// How many attempts have been seen to fail.
+    pub failed: usize,
     /// When it was taken.
     pub taken: Instant,
     /// The EWMA's time constant in the configuration that the job began with.
@@ -45,6 +47,7 @@ pub struct Moved {
     address: Address,
     seat: Option<Seat>,
     blamed: usize,
+    failed: usize,
 }
 
 /// How a job ended.
@@ -62,7 +65,7 @@ impl Lease {
     /// A lease on the first of `named`, which sits at `seat`; without a seat, one whose host is yet to be seen.
     pub fn new(seat: Option<Seat>, named: Vec<Address>, now: Instant, time_constant: Duration) -> Self {
         let address = seat.and(named.first().copied());
-        Self { address, seat, named, blamed: 0, taken: now, time_constant, ended: None }
+        Self { address, seat, named, blamed: 0, failed: 0, taken: now, time_constant, ended: None }
     }
 
     /// Moves the lease's count to the host that works now, and blames those that failed before it. The count of requests follows, too.
@@ -73,7 +76,9 @@ impl Lease {
         let position = self.named.iter().position(|address| *address == now_at.address);
         let failed = usize::try_from(now_at.attempts.saturating_sub(1)).unwrap_or(usize::MAX);
         let until = position.unwrap_or_else(|| failed.min(self.named.len()));
-        let from = until.saturating_sub(failed).max(self.blamed);
+        // More names passed than attempts failed: Envoy does not know some of them, and nobody can say which.
+        let is_clear = until.saturating_sub(self.blamed) <= failed.saturating_sub(self.failed);
+        let from = if is_clear { self.blamed } else { until };
         for address in self.named.get(from..until).unwrap_or(&[]) {
             if let Some(seat) = record.seat_at(*address) {
                 judge(record, seat, Outcome::Failure);
@@ -90,7 +95,7 @@ impl Lease {
             Some(seat) => record.reserve(seat.slot),
             None => record.header.elsewhere = record.header.elsewhere.saturating_add(1),
         }
-        Moved { address: now_at.address, seat, blamed: until.max(self.blamed) }
+        Moved { address: now_at.address, seat, blamed: until.max(self.blamed), failed: failed.max(self.failed) }
     }
 
     /// Whether Envoy did not send the job where it was told to: its cluster does not have the host, or does not read our header.
@@ -100,7 +105,8 @@ impl Lease {
 
     /// Makes the move part of the lease, once the record that shows it is stored.
     pub fn moved(&mut self, moved: Moved) {
-        (self.address, self.seat, self.blamed) = (Some(moved.address), moved.seat, moved.blamed);
+        (self.address, self.seat) = (Some(moved.address), moved.seat);
+        (self.blamed, self.failed) = (moved.blamed, moved.failed);
     }
 
     /// Whether the latency of a job that ended so would count.

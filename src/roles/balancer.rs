@@ -70,6 +70,11 @@ impl Plan {
         Self { root, instance: instance.into(), override_header, pools, routes }
     }
 
+    /// Envoy has configured the root.
+    pub fn made<H: Host>(&self, worker: &mut Worker<H>) {
+        worker.root_made(self.root, &self.instance, &self.pools);
+    }
+
     /// The root's tick.
     pub fn tick<H: Host>(&self, worker: &mut Worker<H>) {
         worker.root_ticks(self.root, &self.instance, &self.pools);

@@ -8,9 +8,9 @@
 //!            first tick, and no other root of the instance is live
 //!          ┌──────────────────────────────────────────────────────┐
 //!          │                                                      ▼        a newer root of the instance is live,
-//!   made ──┴─► waits ── a stream, or WAIT ticks ───────────────► live ◄─┐  and no stream for REST ticks
-//!                                                                 │     └────────────────────────┐
-//!                                                                 └──────────────────────────► replaced
+//!   made ──┴─► waits ── a stream, or WAIT ticks ───────────────► live ◄─┐  and no stream for REST ticks; or an older
+//!                                                                 │     └──────────────┐  one has streams again and
+//!                                                                 └────────────────► replaced  this one has none
 //!                                                                                   a stream: ───┘
 //! ```
 //!
@@ -50,6 +50,16 @@ pub struct Roots {
 }
 
 impl Roots {
+    /// Notes that a root was configured; it is not live yet.
+    pub fn configured(&mut self, id: u32, instance: &Rc<str>, pools: &Pools) {
+        self.known(id, instance, pools);
+    }
+
+    /// Whether no root is left: nobody will tick any more.
+    pub fn is_empty(&self) -> bool {
+        self.roots.is_empty()
+    }
+
     /// Notes a root's tick. Gives whether the set of live roots changed.
     #[must_use]
     pub fn ticked(&mut self, id: u32, instance: &Rc<str>, pools: &Pools) -> bool {
@@ -102,13 +112,21 @@ impl Roots {
                 *live.entry(root.instance.clone()).or_default() += 1;
                 live
             });
-        for root in self.roots.values_mut().rev() {
+        let is_recent = |stream: u64| self.tick - stream < REST;
+        // Envoy takes up an older root again when a configuration comes back while its streams still run.
+        let mut oldest_streaming: BTreeMap<Rc<str>, u32> = BTreeMap::new();
+        for (id, root) in self.roots.iter().filter(|(_, root)| root.stream.is_some_and(is_recent)) {
+            oldest_streaming.entry(root.instance.clone()).or_insert(*id);
+        }
+        for (id, root) in self.roots.iter_mut().rev() {
             let replaced = settled.entry(root.instance.clone()).or_default();
-            let is_streaming = root.stream.is_some_and(|stream| self.tick - stream < REST);
+            let is_streaming = root.stream.is_some_and(is_recent);
+            let has_fallen_silent = root.stream.is_some() && !is_streaming;
+            let is_given_up = has_fallen_silent && oldest_streaming.get(&root.instance).is_some_and(|older| older < id);
             let is_alone = others_live.get(&root.instance).is_none_or(|live| *live == usize::from(root.live));
             let has_settled = root.live || root.stream.is_some() || self.tick - root.made >= WAIT || is_alone;
-            let live = if *replaced { is_streaming } else { has_settled };
-            *replaced |= has_settled;
+            let live = if *replaced { is_streaming } else { has_settled && !is_given_up };
+            *replaced |= has_settled && !is_given_up;
             changed |= live != root.live;
             root.live = live;
         }
@@ -216,6 +234,20 @@ mod tests {
         (0..=WAIT).for_each(|_| world.tick(&[1, 2]));
         assert!(world.roots.ended(2));
         assert_eq!(world.live(), [1]);
+    }
+
+    #[test]
+    fn an_older_root_that_envoy_takes_up_again_replaces_the_newer_one_that_has_fallen_silent() {
+        let mut world = World::new();
+        world.tick(&[1]);
+        world.stream(1);
+        world.stream(2);
+        (0..=REST).for_each(|_| world.tick(&[1, 2]));
+        assert_eq!(world.live(), [2]);
+        world.stream(1);
+        assert_eq!(world.live(), [1]);
+        assert!(world.stream(2));
+        assert_eq!(world.live(), [2, 1]);
     }
 
     #[test]

@@ -74,6 +74,11 @@ impl<H: Host> Worker<H> {
         }
     }
 
+    /// Notes that a root was configured: only that it is there.
+    pub fn root_made(&mut self, root: u32, instance: &Rc<str>, pools: &Pools) {
+        self.roots.configured(root, instance, pools);
+    }
+
     /// Notes that a root ticks, and ticks if none has within [`SAME_TICK`].
     pub fn root_ticks(&mut self, root: u32, instance: &Rc<str>, pools: &Pools) {
         if self.roots.ticked(root, instance, pools) {
@@ -93,6 +98,10 @@ impl<H: Host> Worker<H> {
     pub fn root_ends(&mut self, root: u32) {
         if self.roots.ended(root) {
             self.declare();
+        }
+        if self.roots.is_empty() {
+            // No tick will come any more: whoever stayed in the records now would be declared dead.
+            self.keep_all_books();
         }
     }
 
@@ -243,6 +252,13 @@ impl<H: Host> Worker<H> {
         let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
         for name in names {
             self.follow_retries(&name, now);
+        }
+        self.keep_all_books();
+    }
+
+    fn keep_all_books(&mut self) {
+        let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
+        for name in names {
             match self.keep_books(&name) {
                 Ok(()) if self.books.get(&name).is_some_and(|books| books.book.is_idle()) => _ = self.books.remove(&name),
                 Ok(()) => {}

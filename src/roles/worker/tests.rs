@@ -302,10 +302,8 @@ fn a_worker_that_could_not_leave_tries_again() {
     let process = Process::new(1);
     let mut bench = Bench::new(&process, &pool_of(1, ""));
     bench.tick();
-    bench.worker.root_ends(1);
     bench.host.refuse(Call::Store, 1);
-    process.pass(TICK);
-    bench.worker.tick();
+    bench.worker.root_ends(1);
     assert_eq!(record(&process).workers().count(), 1);
     process.pass(TICK);
     bench.worker.tick();

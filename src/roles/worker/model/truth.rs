@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::world::World;
 use crate::core::address::Address;
-use crate::core::book::TICKS_TO_DEATH;
+use crate::core::book::{TICKS_TO_DEATH, TICKS_TO_DEATH_OF_A_LAGGARD};
 use crate::core::record::{Record, Seat};
 use crate::core::score;
 
 /// What was last seen of a worker's beat.
 pub struct Beat {
     incarnation: u64,
+    epoch: u32,
     beat: u32,
     /// How often each VM had ticked when the beat was first seen.
     ticks: Vec<u64>,
@@ -91,7 +92,10 @@ impl World {
                 continue;
             };
             let most = now.iter().zip(&beat.ticks).map(|(now, then)| now - then).max().unwrap_or(0);
-            assert!(rows.contains(&vm.id) || most >= u64::from(TICKS_TO_DEATH), "declared dead after {most} ticks of silence");
+            // The death itself is one epoch; one more had begun before it, and the worker had not joined that.
+            let lagged = record.header.epoch > beat.epoch + 1;
+            let patience = if lagged { TICKS_TO_DEATH_OF_A_LAGGARD } else { TICKS_TO_DEATH };
+            assert!(rows.contains(&vm.id) || most >= u64::from(patience), "declared dead after {most} ticks of silence");
         }
         beats.retain(|id, _| rows.contains(id));
         drop(beats);
@@ -105,7 +109,7 @@ impl World {
         for worker in record.workers() {
             self.joined.borrow_mut().insert(worker.id, incarnation);
             if beats.get(&worker.id).is_none_or(|seen| (seen.incarnation, seen.beat) != (incarnation, worker.beat)) {
-                beats.insert(worker.id, Beat { incarnation, beat: worker.beat, ticks: self.ticks() });
+                beats.insert(worker.id, Beat { incarnation, epoch: worker.epoch, beat: worker.beat, ticks: self.ticks() });
             }
         }
     }

@@ -122,6 +122,7 @@ impl Vm {
 
     pub fn adopt(&mut self, wanted: &Wanted) {
         let running = Running::new(wanted, self.context());
+        running.plan.made(&mut self.worker.borrow_mut());
         self.old.push(std::mem::replace(&mut self.running, running));
     }
 

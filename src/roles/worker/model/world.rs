@@ -181,9 +181,10 @@ impl World {
         let Some(record) = self.record().filter(|_| met.clean) else {
             return;
         };
-        let load = |address: &str| {
-            let seat = record.seat_at(Address::parse(address.as_bytes()).unwrap()).unwrap();
-            record.host(seat.slot).unwrap().load()
+        // All jobs on the machine, also those from before its host was removed and came back.
+        let load = |address: &str| -> u32 {
+            let address = Address::parse(address.as_bytes()).unwrap();
+            record.hosts().filter(|host| host.address() == address).map(|host| host.load()).sum()
         };
         let slots_of: BTreeMap<_, _> = met
             .running
