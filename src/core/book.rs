@@ -154,7 +154,9 @@ impl Book {
         let found = record.worker_row(self.worker, known.map_or(0, |step| step.row));
         let share = match known {
             None => Share::Nowhere,
-            Some(step) if step.epoch == record.header.epoch => Share::InFlight,
+            Some(step) if step.epoch == record.header.epoch && found.is_some() => Share::InFlight,
+            // No row, though nobody was declared dead: the record is older than this worker's place in it.
+            Some(step) if step.epoch == record.header.epoch => Share::Nowhere,
             Some(step) if record.header.swept > step.epoch => Share::Nowhere,
             Some(_) => Share::Pending,
         };

@@ -15,10 +15,10 @@
 //! ```
 //!
 //! An instance is told by its `name` in Envoy's configuration: two instances with one name and different hosts for one pool work, but
-//! replace each other whenever one of them is idle.
+//! replace each other whenever one of them is idle. (With different pools they do not.)
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::config::Pool;
@@ -40,6 +40,7 @@ struct Root {
     /// The worker's tick of its last stream, if it has had any.
     stream: Option<u64>,
     live: bool,
+    has_been_live: bool,
 }
 
 /// The roots of one VM.
@@ -79,8 +80,8 @@ impl Roots {
     /// Forgets a root. Gives whether the set of live roots changed.
     #[must_use]
     pub fn ended(&mut self, id: u32) -> bool {
-        let was_live = self.roots.remove(&id).is_some_and(|root| root.live);
-        self.update() || was_live
+        let counted = self.roots.remove(&id).is_some_and(|root| root.has_been_live);
+        self.update() || counted
     }
 
     /// One tick of the worker has passed.
@@ -88,18 +89,35 @@ impl Roots {
         self.tick += 1;
     }
 
-    /// What the live roots say, the newest first.
-    pub fn live(&self) -> impl Iterator<Item = &Pools> {
-        self.roots.values().rev().filter(|root| root.live).map(|root| &root.pools)
+    /// The pools that live roots name, the newest first; then those of replaced roots that no other root of the instance names: two instances that
+    /// share a name by mistake have their own pools at least.
+    pub fn pools(&self) -> Vec<&(Rc<str>, Rc<Pool>)> {
+        let newest_first = || self.roots.values().rev();
+        let mut pools: Vec<_> = newest_first().filter(|root| root.live).flat_map(|root| &root.pools).collect();
+        let mut named: BTreeSet<(&str, &str)> = BTreeSet::new();
+        let (live, replaced) =
+            (newest_first().filter(|root| root.live), newest_first().filter(|root| !root.live && root.has_been_live));
+        for root in live.chain(replaced) {
+            for pool in &root.pools {
+                let is_new = named.insert((&root.instance, &pool.0));
+                pools.extend(Some(pool).filter(|_| is_new && !root.live));
+            }
+        }
+        pools
     }
 
     fn known(&mut self, id: u32, instance: &Rc<str>, pools: &Pools) -> &mut Root {
         let made = self.tick;
         match self.roots.entry(id) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                new.insert(Root { instance: instance.clone(), pools: pools.clone(), made, stream: None, live: false })
-            }
+            Entry::Vacant(new) => new.insert(Root {
+                instance: instance.clone(),
+                pools: pools.clone(),
+                made,
+                stream: None,
+                live: false,
+                has_been_live: false,
+            }),
         }
     }
 
@@ -129,6 +147,7 @@ impl Roots {
             *replaced |= has_settled && !is_given_up;
             changed |= live != root.live;
             root.live = live;
+            root.has_been_live |= live;
         }
         changed
     }
@@ -170,7 +189,7 @@ mod tests {
         }
 
         fn live(&self) -> Vec<u32> {
-            self.roots.live().map(|pools| pools[0].1.hosts[0].max_in_flight).collect()
+            self.roots.pools().into_iter().map(|(_, pool)| pool.hosts[0].max_in_flight).collect()
         }
     }
 
@@ -212,7 +231,7 @@ mod tests {
         world.tick(&[1]);
         (0..=WAIT).for_each(|_| world.tick(&[1, 2]));
         assert_eq!(world.live(), [2]);
-        assert!(!world.roots.ended(1));
+        let _ = world.roots.ended(1);
         assert_eq!(world.live(), [2]);
     }
 
@@ -248,6 +267,17 @@ mod tests {
         assert_eq!(world.live(), [1]);
         assert!(world.stream(2));
         assert_eq!(world.live(), [2, 1]);
+    }
+
+    #[test]
+    fn a_replaced_root_still_names_the_pools_that_no_newer_one_does() {
+        let mut world = World::new();
+        let other: Pools = World::pools(9).into_iter().map(|(_, pool)| ("llm".into(), pool)).collect();
+        assert!(world.roots.streams(9, &world.instance, &other));
+        (0..20).for_each(|_| world.tick(&[10]));
+        assert_eq!(world.live(), [10, 9]);
+        assert!(world.roots.ended(9));
+        assert_eq!(world.live(), [10]);
     }
 
     #[test]

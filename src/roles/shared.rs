@@ -39,7 +39,7 @@ pub fn open(host: &impl Host, key: &str, pool: &str) -> Result<(Record, u32), Fa
 /// Envoy numbers every write to shared data of the process, and a store names the number that it believes the value to have. So if nobody has
 /// written anything since our last store, the next number is known, and with it the value. A guess that fails costs a refused store; it is made
 /// only while the last record that was read was the one that would have been guessed: a worker that is alone saves every read, one among many does
-/// not try.
+/// not try. (Envoy never deletes a key while a VM with its `vm_id` lives: on a missing key a store would succeed whatever the number is.)
 #[derive(Default)]
 pub struct Kept {
     record: Option<Record>,

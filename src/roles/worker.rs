@@ -108,7 +108,7 @@ impl<H: Host> Worker<H> {
     /// Tells each book what the live configurations say of its pool; where two name the same host differently, the newer one's word stands.
     fn declare(&mut self) {
         let mut pools: BTreeMap<Rc<str>, Declared> = self.books.keys().map(|name| (name.clone(), Declared::default())).collect();
-        for (name, pool) in self.roots.live().flatten() {
+        for (name, pool) in self.roots.pools() {
             let declared = pools.entry(name.clone()).or_default();
             if declared.hosts.is_empty() {
                 (declared.score, declared.time_constant) = (pool.score, pool.time_constant);

@@ -14,6 +14,7 @@ use crate::core::time::Instant;
 use crate::host::Host;
 use crate::roles::balancer::{Flow, Plan, Stream};
 use crate::roles::fake::{Fake, Process, Streamed};
+use crate::roles::shared::Kept;
 use crate::roles::worker::Worker;
 
 const OVERRIDE: &str = "x-gateway-destination-endpoint";
@@ -113,6 +114,10 @@ impl Vm {
             contexts: 1,
             caught_up: None,
         }
+    }
+
+    pub fn forget_kept(&self) {
+        self.worker.borrow_mut().books.values_mut().for_each(|books| books.kept = Kept::default());
     }
 
     fn context(&mut self) -> u32 {

@@ -157,7 +157,11 @@ impl World {
         match loss {
             // Envoy removes no key, and takes a store to a missing one whatever its version: one that lost its key between its load and its
             // store would bring back what it had read. So a record goes only while nobody is in between.
-            Loss::Gone if self.vms.iter().all(|vm| vm.try_borrow().is_ok()) => return self.process.lose(&key),
+            Loss::Gone if self.vms.iter().all(|vm| vm.try_borrow().is_ok()) => {
+                // A kept record stands on it that Envoy never deletes a key: a store would bring back what was kept, however old.
+                self.vms.iter().for_each(|vm| vm.borrow().forget_kept());
+                return self.process.lose(&key);
+            }
             Loss::Gone => {}
             Loss::Garbage(garbage) => bytes.clone_from(garbage),
             Loss::AnotherVersion => bytes.iter_mut().skip(4).take(1).for_each(|version| *version ^= 0xFF),
