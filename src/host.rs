@@ -2,6 +2,8 @@
 //!
 //! Envoy's implementation is `hostcalls.rs`; tests bring their own, which may answer anything.
 
+use std::time::{Duration, SystemTime};
+
 use crate::core::time::Instant;
 
 /// Envoy refused a hostcall. It is handled where it is met, never unwrapped; the number is the ABI's status.
@@ -31,10 +33,32 @@ pub enum Level {
     Error,
 }
 
+/// One of the header maps of the current stream, or of the call that has just been answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Map {
+    /// The response's headers: in the callbacks for the response and for the log.
+    Response,
+    /// The response's trailers: in the callback for the log.
+    Trailers,
+    /// The headers of the answer to a call of our own.
+    Call,
+}
+
+/// A kind of metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// It only rises.
+    Counter,
+    /// It is set.
+    Gauge,
+}
+
 /// Envoy, as the roles see it.
 pub trait Host: Clone + 'static {
     /// The monotonic clock.
     fn now(&self) -> Instant;
+    /// The wall clock, for people.
+    fn wall(&self) -> SystemTime;
     /// Random bits.
     fn random(&self) -> u64;
     /// Writes a line to Envoy's log.
@@ -49,6 +73,20 @@ pub trait Host: Clone + 'static {
     fn request_headers(&self) -> Result<Headers, Fault>;
     /// Sets a request header, or removes it.
     fn set_request_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault>;
+    /// The first value of a header of this map; `None` where it is absent, empty, or refused.
+    fn header(&self, map: Map, name: &str) -> Option<Vec<u8>>;
+    /// Sets a response header, or removes it.
+    fn set_response_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault>;
+    /// Writes `wasm.<name>` into the stream's filter state.
+    fn set_filter_state(&self, name: &str, value: &[u8]) -> Result<(), Fault>;
+    /// Sends a request to a cluster, from a root's callback; the token comes back with the answer.
+    fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout: Duration) -> Result<u32, Fault>;
+    /// The id of a metric. To be asked for once and kept: Envoy makes a new one each time.
+    fn metric(&self, kind: Metric, name: &str) -> Result<u32, Fault>;
+    /// Raises a counter by so much, for all workers.
+    fn add(&self, metric: u32, by: u32);
+    /// Sets a gauge, for all workers: the last word counts.
+    fn set(&self, metric: u32, to: u64);
     /// Answers the request.
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault>;
     /// Makes a stream the current one, inside a callback of its root. Refused if the stream has gone.

@@ -9,9 +9,10 @@
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
+use std::time::{Duration, SystemTime};
 
 use crate::core::time::Instant;
-use crate::host::{Fault, Headers, Host, Level, Shared};
+use crate::host::{Fault, Headers, Host, Level, Map, Metric, Shared};
 
 /// The ABI's statuses that are not faults.
 mod status {
@@ -20,10 +21,16 @@ mod status {
     pub const CAS_MISMATCH: u32 = 8;
 }
 
-/// The ABI's map of request headers.
-const REQUEST_HEADERS: u32 = 0;
+/// The ABI's header maps.
+mod map {
+    pub const REQUEST_HEADERS: u32 = 0;
+    pub const RESPONSE_HEADERS: u32 = 2;
+    pub const RESPONSE_TRAILERS: u32 = 3;
+    pub const CALL_HEADERS: u32 = 6;
+}
 
-/// WASI's monotonic clock; its precision in nanoseconds.
+/// WASI's clocks, and how precisely we want them, in nanoseconds.
+const REALTIME: (u32, u64) = (0, 1_000_000);
 const MONOTONIC: (u32, u64) = (1, 1000);
 
 #[link(wasm_import_module = "env")]
@@ -34,6 +41,7 @@ unsafe extern "C" {
     fn proxy_set_shared_data(key: *const u8, size: usize, value: *const u8, value_size: usize, cas: u32) -> u32;
     fn proxy_get_property(path: *const u8, size: usize, value: *mut *mut u8, value_size: *mut usize) -> u32;
     fn proxy_get_header_map_pairs(map: u32, pairs: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_get_header_map_value(map: u32, key: *const u8, size: usize, value: *mut *mut u8, value_size: *mut usize) -> u32;
     fn proxy_replace_header_map_value(map: u32, key: *const u8, size: usize, value: *const u8, value_size: usize) -> u32;
     fn proxy_remove_header_map_value(map: u32, key: *const u8, size: usize) -> u32;
     fn proxy_send_local_response(
@@ -46,6 +54,10 @@ unsafe extern "C" {
         headers_size: usize,
         grpc_status: i32,
     ) -> u32;
+    fn proxy_set_property(path: *const u8, size: usize, value: *const u8, value_size: usize) -> u32;
+    fn proxy_define_metric(kind: u32, name: *const u8, size: usize, id: *mut u32) -> u32;
+    fn proxy_increment_metric(id: u32, by: i64) -> u32;
+    fn proxy_record_metric(id: u32, value: u64) -> u32;
     fn proxy_set_effective_context(context: u32) -> u32;
     fn proxy_get_buffer_bytes(buffer: u32, start: usize, most: usize, data: *mut *mut u8, size: *mut usize) -> u32;
 }
@@ -92,12 +104,31 @@ fn owned(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Option<Ve
     }
 }
 
+/// Nanoseconds on one of WASI's clocks.
+fn clock((clock, precision): (u32, u64)) -> u64 {
+    let mut nanos = 0;
+    // SAFETY: the pointer is to a local.
+    let _ = unsafe { clock_time_get(clock, precision, &raw mut nanos) };
+    nanos
+}
+
+/// Sets a header, or removes it.
+fn set_header(map: u32, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
+    check(match value {
+        // SAFETY: see the top of this file.
+        Some(value) => unsafe { proxy_replace_header_map_value(map, name.as_ptr(), name.len(), value.as_ptr(), value.len()) },
+        // SAFETY: see the top of this file.
+        None => unsafe { proxy_remove_header_map_value(map, name.as_ptr(), name.len()) },
+    })
+}
+
 impl Host for Envoy {
     fn now(&self) -> Instant {
-        let mut nanos = 0;
-        // SAFETY: the pointer is to a local.
-        let _ = unsafe { clock_time_get(MONOTONIC.0, MONOTONIC.1, &raw mut nanos) };
-        Instant((nanos / 1000).max(1))
+        Instant((clock(MONOTONIC) / 1000).max(1))
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_nanos(clock(REALTIME))
     }
 
     fn random(&self) -> u64 {
@@ -144,19 +175,60 @@ impl Host for Envoy {
 
     fn request_headers(&self) -> Result<Headers, Fault> {
         // SAFETY: see the top of this file.
-        let pairs = owned(|data, size| unsafe { proxy_get_header_map_pairs(REQUEST_HEADERS, data, size) })?;
+        let pairs = owned(|data, size| unsafe { proxy_get_header_map_pairs(map::REQUEST_HEADERS, data, size) })?;
         Ok(Headers(pairs.unwrap_or_default()))
     }
 
     fn set_request_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
-        check(match value {
-            // SAFETY: see the top of this file.
-            Some(value) => unsafe {
-                proxy_replace_header_map_value(REQUEST_HEADERS, name.as_ptr(), name.len(), value.as_ptr(), value.len())
-            },
-            // SAFETY: see the top of this file.
-            None => unsafe { proxy_remove_header_map_value(REQUEST_HEADERS, name.as_ptr(), name.len()) },
-        })
+        set_header(map::REQUEST_HEADERS, name, value)
+    }
+
+    fn header(&self, map: Map, name: &str) -> Option<Vec<u8>> {
+        let map = match map {
+            Map::Response => map::RESPONSE_HEADERS,
+            Map::Trailers => map::RESPONSE_TRAILERS,
+            Map::Call => map::CALL_HEADERS,
+        };
+        // SAFETY: see the top of this file.
+        owned(|data, size| unsafe { proxy_get_header_map_value(map, name.as_ptr(), name.len(), data, size) }).ok().flatten()
+    }
+
+    fn set_response_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
+        set_header(map::RESPONSE_HEADERS, name, value)
+    }
+
+    fn set_filter_state(&self, name: &str, value: &[u8]) -> Result<(), Fault> {
+        // SAFETY: see the top of this file.
+        check(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
+    }
+
+    fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout: Duration) -> Result<u32, Fault> {
+        // The one wrapper of the SDK's that is used: it alone can tell the SDK of the token, which it would else not know when the answer comes.
+        // It panics on statuses other than these two; Envoy gives no other (`Context::httpCall`).
+        let body = Some(body).filter(|body| !body.is_empty());
+        proxy_wasm::hostcalls::dispatch_http_call(cluster, headers.to_vec(), body, Vec::new(), timeout)
+            .map_err(|status| Fault(status as u32))
+    }
+
+    fn metric(&self, kind: Metric, name: &str) -> Result<u32, Fault> {
+        let kind = match kind {
+            Metric::Counter => 0,
+            Metric::Gauge => 1,
+        };
+        let mut id = 0;
+        // SAFETY: see the top of this file.
+        check(unsafe { proxy_define_metric(kind, name.as_ptr(), name.len(), &raw mut id) })?;
+        Ok(id)
+    }
+
+    fn add(&self, metric: u32, by: u32) {
+        // SAFETY: no pointers.
+        let _ = unsafe { proxy_increment_metric(metric, by.into()) };
+    }
+
+    fn set(&self, metric: u32, to: u64) {
+        // SAFETY: no pointers.
+        let _ = unsafe { proxy_record_metric(metric, to) };
     }
 
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault> {

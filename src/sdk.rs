@@ -51,14 +51,22 @@ struct Root {
 }
 
 impl Context for Root {
-    fn on_done(&mut self) -> bool {
+    fn on_http_call_response(&mut self, token: u32, _: usize, _: usize, _: usize) {
+        if let Ok(mut worker) = worker().try_borrow_mut() {
+            worker.called_back(token);
+        }
+    }
+}
+
+/// Envoy deletes the root.
+impl Drop for Root {
+    fn drop(&mut self) {
         if let Running::Balancer(plan) = &self.role
             && let Ok(mut worker) = worker().try_borrow_mut()
         {
             plan.end(&mut worker);
         }
         Envoy.tick_each(0);
-        true
     }
 }
 
@@ -132,10 +140,12 @@ impl HttpContext for Passing {}
 
 struct Balancing(Stream<Envoy>);
 
-impl Context for Balancing {
-    fn on_done(&mut self) -> bool {
+impl Context for Balancing {}
+
+/// Envoy deletes the stream: its end, whichever that was.
+impl Drop for Balancing {
+    fn drop(&mut self) {
         self.0.done();
-        true
     }
 }
 
@@ -150,6 +160,16 @@ impl HttpContext for Balancing {
             Flow::Continue => Action::Continue,
             Flow::Answered => Action::Pause,
         }
+    }
+
+    fn on_http_response_headers(&mut self, _: usize, _: bool) -> Action {
+        self.0.response();
+        Action::Continue
+    }
+
+    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        self.0.trailers();
+        Action::Continue
     }
 }
 

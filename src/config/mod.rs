@@ -1,14 +1,17 @@
 //! The configuration, in two stages: [`json`] holds what the user wrote, [`reader`] takes it apart and names every fault, and the types here
 //! are what the program runs on: a value of them is valid by construction.
 
+mod health;
 mod json;
 mod pool;
 mod reader;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
-pub use pool::{Host, Jobs, NoHost, Pool, Score};
+pub use health::{Breaker, Failure, Probe, Statuses};
+pub use pool::{Explain, Host, Jobs, NoHost, Pool, Score};
 
 use json::Json;
 use reader::{Faults, Fields, Reader};
@@ -29,9 +32,18 @@ pub enum Role {
 #[derive(Clone, Debug)]
 pub struct Balancer {
     /// The request header that the cluster's `override_host` policy reads; lower case.
-    pub override_header: String,
+    pub override_header: Rc<str>,
     /// The pools by name, which is the name of their Envoy cluster.
     pub pools: BTreeMap<String, Rc<Pool>>,
+}
+
+/// An Alertmanager.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Alerts {
+    /// The Envoy cluster that points at it.
+    pub cluster: String,
+    /// Where it takes alerts.
+    pub path: String,
 }
 
 impl Role {
@@ -86,18 +98,19 @@ impl Role {
 impl Balancer {
     fn read(mut fields: Fields) -> Option<Self> {
         let token = "a header name in lower case, such as x-gateway-destination-endpoint";
-        let override_header = fields.text("override_header", "x-gateway-destination-endpoint", token, is_header_name);
+        let override_header: Rc<str> =
+            fields.text("override_header", "x-gateway-destination-endpoint", token, is_header_name).into();
         let trusted = fields.boolean("trusted_headers", false);
         if trusted {
             fields.note("trusted_headers", "not supported yet");
         }
-        fields.later("alerts");
+        let alerts = fields.optional("alerts", Alerts::read).map(Rc::new);
         let mut pools = BTreeMap::new();
         let there = fields.take("pools", |value| {
             value.fields()?.each(|name, pool| {
                 if name.is_empty() {
                     pool.refuse("the pool of a cluster: its name is empty");
-                } else if let Some(read) = Pool::read(pool) {
+                } else if let Some(read) = Pool::read(pool, override_header.clone(), alerts.clone()) {
                     pools.insert(name.to_owned(), Rc::new(read));
                 }
             });
@@ -112,6 +125,30 @@ impl Balancer {
         fields.finish();
         Some(Self { override_header, pools })
     }
+}
+
+impl Alerts {
+    fn read(fields: &mut Fields) -> Self {
+        let cluster = fields.take("cluster", |value| {
+            const ALLOWED: &str = "the name of a cluster";
+            value.text(ALLOWED).filter(|name| !name.is_empty() || value.refuse(ALLOWED)).unwrap_or_default().to_owned()
+        });
+        if cluster.is_none() {
+            fields.note("cluster", "it is missing; say \"cluster\": \"alertmanager\"");
+        }
+        let path = fields.text("path", "/api/v2/alerts", "a path that starts with /, such as /api/v2/alerts", is_path);
+        Self { cluster: cluster.unwrap_or_default(), path }
+    }
+}
+
+/// A path as a request of our own may ask for it.
+fn is_path(text: &str) -> bool {
+    text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// A duration of 1 ms to an hour.
+fn millis(fields: &mut Fields, key: &'static str, default: u64) -> Duration {
+    Duration::from_millis(fields.integer(key, 1..=3_600_000, default))
 }
 
 /// Header names that mean something already.

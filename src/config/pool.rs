@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
+use super::health::{Breaker, Failure, Probe};
 use super::reader::{Fields, Reader};
+use super::{Alerts, millis};
 use crate::core::address::Address;
 
 /// Most hosts of one pool: the size up to which the shared record is measured and tested.
@@ -25,6 +28,18 @@ pub struct Pool {
     pub alternates: usize,
     /// What happens when no host is eligible.
     pub no_host: NoHost,
+    /// What becomes of hosts that fail.
+    pub failure: Failure,
+    /// What becomes of hosts that are slow; `None`: nothing.
+    pub breaker: Option<Breaker>,
+    /// How hosts are asked whether they are well; `None`: not at all.
+    pub probe: Option<Probe>,
+    /// Who learns why a job went where it went.
+    pub explain: Explain,
+    /// Of the whole configuration: see [`super::Balancer::override_header`].
+    pub override_header: Rc<str>,
+    /// Of the whole configuration: where alerts go, if anywhere.
+    pub alerts: Option<Rc<Alerts>>,
 }
 
 /// A host as configured.
@@ -71,6 +86,17 @@ pub enum NoHost {
     Fallback,
 }
 
+/// Who learns why a job went where it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Explain {
+    /// Nobody.
+    Off,
+    /// The access log: it is in the stream's filter state.
+    Log,
+    /// The client too: it is in the response's headers.
+    Header,
+}
+
 impl Jobs {
     /// Whether a request is a job. The path's query does not count.
     pub fn include(&self, method: &[u8], path: &[u8]) -> bool {
@@ -111,7 +137,7 @@ impl Score {
 }
 
 impl Pool {
-    pub(super) fn read(value: Reader) -> Option<Self> {
+    pub(super) fn read(value: Reader, override_header: Rc<str>, alerts: Option<Rc<Alerts>>) -> Option<Self> {
         let mut fields = value.fields()?;
         let max_in_flight = fields.integer("max_in_flight", 1..=1_000_000, 50) as u32;
         let mut hosts: Vec<Option<Host>> = Vec::new();
@@ -125,14 +151,20 @@ impl Pool {
         fields.word("policy", &["least_score"], &["least_time", "weighted"], "least_score");
         let score = fields.section("score", Score::read);
         let time_constant = fields.section("ewma", |ewma| millis(ewma, "time_constant_ms", 30_000));
-        let has_jobs = fields.has("jobs");
-        let jobs = Some(fields.section("jobs", Jobs::read)).filter(|_| has_jobs);
+        let jobs = fields.optional("jobs", Jobs::read);
         let alternates = fields.integer("alternates", 0..=8, 2) as usize;
         let no_host = match fields.word("no_host", &["reject", "fallback"], &[], "reject") {
             "fallback" => NoHost::Fallback,
             _ => NoHost::Reject,
         };
-        fields.word("explain", &["off"], &["header"], "off");
+        let failure = fields.section("failure", Failure::read);
+        let breaker = fields.optional("latency_breaker", Breaker::read);
+        let probe = fields.optional("probe", Probe::read);
+        let explain = match fields.word("explain", &["off", "log", "header"], &[], "off") {
+            "log" => Explain::Log,
+            "header" => Explain::Header,
+            _ => Explain::Off,
+        };
         fields.later_than("slow_start_ms", 0);
         for key in LATER {
             fields.later(key);
@@ -142,31 +174,26 @@ impl Pool {
         for host in &mut hosts {
             host.per_job = f64::from(score.in_flight_weight) / f64::from(host.weight);
         }
-        Some(Self { hosts, score, time_constant, jobs, alternates, no_host })
+        Some(Self {
+            hosts,
+            score,
+            time_constant,
+            jobs,
+            alternates,
+            no_host,
+            failure,
+            breaker,
+            probe,
+            explain,
+            override_header,
+            alerts,
+        })
     }
 }
 
 /// Keys of features to come.
-const LATER: [&str; 13] = [
-    "discovery",
-    "weighted",
-    "queue",
-    "class",
-    "cost",
-    "priority",
-    "tenant",
-    "failure",
-    "latency_breaker",
-    "probe",
-    "telemetry",
-    "budgets",
-    "affinity",
-];
-
-/// A duration of 1 ms to an hour.
-fn millis(fields: &mut Fields, key: &'static str, default: u64) -> Duration {
-    Duration::from_millis(fields.integer(key, 1..=3_600_000, default))
-}
+const LATER: [&str; 10] =
+    ["discovery", "weighted", "queue", "class", "cost", "priority", "tenant", "telemetry", "budgets", "affinity"];
 
 fn read_host(value: Reader, default_slots: u32) -> Option<Host> {
     let mut fields = value.fields()?;

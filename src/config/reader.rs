@@ -89,6 +89,18 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The value as text: a string as it is, a whole number in digits.
+    pub fn word_or_number(&self, allowed: &str) -> Option<String> {
+        match self.value {
+            Json::Text(text) => Some(text.clone()),
+            Json::Number(number) if number.is_u64() => Some(number.to_string()),
+            _ => {
+                self.refuse(allowed);
+                None
+            }
+        }
+    }
+
     /// Every item of a list of `count` `things`, read with its own path.
     pub fn items<T>(&self, things: &str, count: RangeInclusive<usize>, mut read: impl FnMut(Reader) -> T) -> Vec<T> {
         let Json::List(items) = self.value else {
@@ -206,6 +218,20 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// A list of at most so many `things`, each as `read` makes it; it may be empty. The default is shown as its text.
+    pub fn list<T: Clone>(
+        &mut self,
+        key: &'static str,
+        (shown, default): (&str, &[T]),
+        things: &str,
+        read: impl Fn(&Reader) -> Option<T>,
+    ) -> Vec<T> {
+        const MOST: usize = 100;
+        self.faults.asked(&self.path(key), shown, format_args!("0..={MOST} {things}"));
+        let list = self.take(key, |value| value.items(things, 0..=MOST, |item| read(&item)));
+        list.map_or_else(|| default.to_vec(), |items| items.into_iter().flatten().collect())
+    }
+
     /// A list of strings that pass `is_valid`; `things` names them, `example` is one.
     pub fn texts(
         &mut self,
@@ -238,8 +264,17 @@ impl<'a> Fields<'a> {
 
     /// An object in which every key may be left out; an absent one gives the same as an empty one.
     pub fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields) -> T) -> T {
-        let fields = self.take(key, |value| value.fields().map(|fields| fields.entries));
-        let entries = fields.flatten().unwrap_or_default();
+        let entries = self.take(key, |value| value.fields().map(|fields| fields.entries));
+        self.inside(key, entries.flatten().unwrap_or_default(), read)
+    }
+
+    /// An object whose presence switches a feature on.
+    pub fn optional<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Fields) -> T) -> Option<T> {
+        let entries = self.take(key, |value| value.fields().map(|fields| fields.entries)).flatten()?;
+        Some(self.inside(key, entries, read))
+    }
+
+    fn inside<T>(&self, key: &str, entries: &[(String, Json)], read: impl FnOnce(&mut Fields) -> T) -> T {
         let mut fields = Fields { faults: self.faults, path: self.path(key), entries, known: Vec::new(), later: Vec::new() };
         let read = read(&mut fields);
         fields.finish();

@@ -14,7 +14,7 @@ fn balancer(json: &str) -> Balancer {
 #[test]
 fn what_is_left_out_takes_its_default() {
     let config = balancer(r#"{"pools": {"gpu": {"hosts": [{"address": "10.0.0.1:8188"}, {"address": "[fd00::1]:80"}]}}}"#);
-    assert_eq!(config.override_header, "x-gateway-destination-endpoint");
+    assert_eq!(&*config.override_header, "x-gateway-destination-endpoint");
     let pool = &config.pools["gpu"];
     let host = Host {
         address: Address::parse(b"10.0.0.1:8188").unwrap(),
@@ -92,7 +92,8 @@ fn jobs_are_those_whose_method_and_path_are_listed() {
 /// What the README's table must say: every key that the parser asks for when every object is there, with its default.
 #[test]
 fn the_readme_lists_every_key_with_its_default_and_what_is_allowed() {
-    let everything = r#"{"pools": {"P": {"hosts": [{"address": "10.0.0.1:1"}], "score": {}, "ewma": {}, "jobs": {}}}}"#;
+    let everything = r#"{"pools": {"P": {"hosts": [{"address": "10.0.0.1:1"}], "score": {}, "ewma": {}, "jobs": {},
+        "latency_breaker": {}, "probe": {"path": "/health"}}}, "alerts": {"cluster": "alertmanager"}}"#;
     let faults = Faults::default();
     Role::read(everything.as_bytes(), &faults).unwrap();
     let row = |(path, (default, allowed)): (String, (String, String))| {

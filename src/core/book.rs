@@ -137,6 +137,11 @@ impl Book {
         self.declared = declared;
     }
 
+    /// The hosts that the worker's live configurations name.
+    pub fn named(&self) -> impl Iterator<Item = Address> {
+        self.declared.hosts.iter().map(|host| host.address)
+    }
+
     /// Whether counts may be changed as they are; if not, [`Book::join`] first.
     pub fn is_in_step(&self, record: &Record) -> bool {
         self.step.is_some_and(|step| {

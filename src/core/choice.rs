@@ -7,31 +7,60 @@ use std::time::Duration;
 
 use super::random::Random;
 use super::record::{Host, Record};
-use super::roster::Roster;
+use super::roster::{Place, Roster};
 use super::score;
 use super::time::Instant;
-use crate::config::Pool;
+use crate::config::{Explain, Pool};
 
 /// Width of the tie band, as a part of the sum of the two weights.
 const TIE_BAND: f64 = 0.01;
 
 /// Added to the score of a host without a free slot, so that it is named as an alternate only after all hosts with one.
-/// Above the score of any host with a free slot (a million jobs at 1,000 / 0.01 each are 10¹¹, and the latency's part is less), and far below
-/// where adding it would lose the score's digits.
-const FULL: f64 = 1e12;
+/// Above the score of any host with a free slot (a million jobs at 1,000 / 0.01 each are 10¹¹, the latency's part is less, and a penalty makes at
+/// most 17 times as much of it), and below where adding it would lose the score's digits.
+const FULL: f64 = 1e13;
 
-/// Shortest and longest advice to a client when all slots are taken.
+/// Shortest and longest advice to a client when no host can take its job.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A trial is overdue after so many times the pool's mean latency, but no sooner than the first ejection's length, and no later than the longest's.
+const OVERDUE_AFTER: f32 = 4.0;
 
 /// What to do with a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// Send it to `hosts[0]`; the others are its alternates, best first. Indices into the configuration's hosts, never empty, each once.
-    Chosen(Vec<usize>),
+    /// Send it to a host.
+    Chosen(Chosen),
     /// Every eligible host is at its limit; a slot should be free after this time.
     Full(Duration),
-    /// No host is eligible.
-    NoHost,
+    /// No host is eligible; one may be after this time.
+    NoHost(Duration),
+}
+
+/// Where a request is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chosen {
+    /// The host, then its alternates, best first. Indices into the configuration's hosts, never empty, each once.
+    pub hosts: Vec<usize>,
+    /// If the request is the host's trial: after how long that is overdue.
+    pub trial: Option<Duration>,
+    /// Why, if the pool explains itself.
+    pub why: Option<Why>,
+}
+
+/// Why a host was chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Why {
+    /// Its score: `(jobs + latency) × penalty`.
+    pub score: f64,
+    /// The score's part that the jobs in flight make, this one included.
+    pub jobs: f64,
+    /// The score's part that the latency makes.
+    pub latency: f64,
+    /// What the failures make of both.
+    pub penalty: f64,
+    /// The next best host, by its index in the configuration, and its score; not told of a trial, which is not chosen by its score.
+    pub runner_up: Option<(usize, f64)>,
 }
 
 /// Whether the request takes a slot.
@@ -51,28 +80,73 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
         let entry = entries.get(slot as usize).map(Host::read).unwrap_or_default();
         entry.load().saturating_add(roster.earlier_load(slot, record))
     };
-    let mut scores = Vec::with_capacity(roster.places().len());
+    let mut scores = Vec::with_capacity(roster.serving().len());
     let mut lowest = f64::INFINITY;
-    for place in roster.places() {
+    for place in roster.serving() {
         let load = load(place.slot);
         let full = if load >= place.max_in_flight { FULL } else { 0.0 };
-        let score = score::of_jobs(load, place.per_job) + place.latency + full;
+        let score = (score::of_jobs(load, place.per_job) + place.latency) * place.penalty + full;
         // Not `min`, which looks out for NaN: a score is always a number.
         if score < lowest {
             lowest = score;
         }
         scores.push(score);
     }
-    if scores.is_empty() {
-        return Decision::NoHost;
-    }
-    if kind == Kind::Job && lowest >= FULL {
-        let running = roster.places().iter().map(|place| u64::from(load(place.slot))).sum();
+    // Nobody would hear how a request without a lease ends.
+    let trial = if kind == Kind::Job { a_trial(roster, load, random) } else { None };
+    if kind == Kind::Job && lowest >= FULL && trial.is_none() {
+        if scores.is_empty() {
+            return no_host(roster, now);
+        }
+        let running = roster.serving().iter().map(|place| u64::from(load(place.slot))).sum();
         return Decision::Full(until_a_slot_is_free(running, roster.mean()));
     }
     let band = TIE_BAND * (f64::from(pool.score.in_flight_weight) + f64::from(pool.score.latency_weight));
-    let best = best(&mut scores, lowest, 1 + pool.alternates, band, random);
-    Decision::Chosen(best.into_iter().filter_map(|at| roster.places().get(at)).map(|place| place.host).collect())
+    let named = 1 + pool.alternates;
+    // The explanation names the runner-up, also where it is no alternate.
+    let wanted = if pool.explain == Explain::Off { named } else { named.max(2) };
+    let best = best(&mut scores, lowest, wanted, band, random);
+    let places: Vec<&Place> = trial.iter().chain(best.iter().filter_map(|at| roster.serving().get(*at))).collect();
+    let why = if pool.explain == Explain::Off { None } else { why(&places, trial.is_some(), load) };
+    let mut hosts: Vec<usize> = places.iter().take(named).map(|place| place.host).collect();
+    if hosts.is_empty() && kind == Kind::Other {
+        // Better than none, and no job.
+        hosts.extend(roster.probing().iter().take(named).map(|place| place.host));
+    }
+    if hosts.is_empty() {
+        return no_host(roster, now);
+    }
+    let overdue = || {
+        let expected = Duration::try_from_secs_f32(OVERDUE_AFTER * roster.mean() / 1000.0).unwrap_or_default();
+        expected.clamp(pool.failure.base_ejection, pool.failure.max_ejection)
+    };
+    Decision::Chosen(Chosen { hosts, trial: trial.map(|_| overdue()), why })
+}
+
+/// A probing host that should get the next job: any of them, so that one that fails each trial does not stand before the others.
+fn a_trial(roster: &Roster, load: impl Fn(u32) -> u32, random: &mut Random) -> Option<Place> {
+    if roster.on_trial().is_empty() {
+        return None;
+    }
+    let free: Vec<&Place> = roster.on_trial().iter().filter(|place| load(place.slot) < place.max_in_flight).collect();
+    free.get(random.below(free.len())).map(|place| **place)
+}
+
+fn no_host(roster: &Roster, now: Instant) -> Decision {
+    let wait = roster.changes().map_or(RETRY_AFTER.0, |changes| changes.since(now));
+    Decision::NoHost(wait.clamp(RETRY_AFTER.0, RETRY_AFTER.1))
+}
+
+fn why(places: &[&Place], is_trial: bool, load: impl Fn(u32) -> u32) -> Option<Why> {
+    let of = |place: &Place| {
+        let (load, jobs) = (load(place.slot), score::of_jobs(load(place.slot), place.per_job));
+        let full = if load >= place.max_in_flight { FULL } else { 0.0 };
+        ((jobs + place.latency) * place.penalty + full, jobs)
+    };
+    let chosen = places.first()?;
+    let (score, jobs) = of(chosen);
+    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, of(place).0));
+    Some(Why { score, jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
 }
 
 /// With `n` jobs of mean length `t` running side by side, the next one ends after about `t / n`.
@@ -107,6 +181,9 @@ fn best(scores: &mut [f64], mut lowest: f64, count: usize, band: f64, random: &m
         }
     }
 }
+
+#[cfg(test)]
+mod failing;
 
 #[cfg(test)]
 mod tests;

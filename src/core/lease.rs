@@ -4,12 +4,16 @@
 //! is a function of the record and the lease that leaves the lease alone and returns what it becomes, so that it can be run
 //! again on a newer record.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::address::Address;
+use super::health::{Evidence, Trial, judge};
 use super::outcome::Outcome;
+use super::random::Random;
 use super::record::{Record, Seat};
 use super::time::Instant;
+use crate::config::Pool;
 
 /// A job's reservation. Its seat is empty while its host is unknown: Envoy has not chosen yet, or chose an address that is not in the pool.
 #[derive(Clone, Debug)]
@@ -26,10 +30,49 @@ pub struct Lease {
     pub failed: usize,
     /// When it was taken.
     pub taken: Instant,
-    /// The EWMA's time constant in the configuration that the job began with.
-    pub time_constant: Duration,
+    /// The pool in the configuration that the job began with.
+    pub pool: Rc<Pool>,
+    /// If the job is to show whether its host is well again.
+    pub trial: Option<Trial>,
+    /// Whether a retry blames the host before it: not if the client decides what is retried.
+    pub blames: bool,
+    /// Whether the response has begun, and where the job is, is known: Envoy does not retry any more.
+    pub is_answered: bool,
+    /// How far its request has come.
+    pub upload: Upload,
     /// How the job ended, while its settlement has yet to be stored.
     pub ended: Option<Settlement>,
+}
+
+/// How far a request has come, as far as ticks have seen it: the time that a client takes to send it is not the host's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Upload {
+    /// The length of its body, if the client says so.
+    pub length: Option<u64>,
+    seen: Option<u64>,
+    is_done: bool,
+    /// The last time that more of it was to come, or had; zero if there was none.
+    until: Instant,
+}
+
+impl Upload {
+    /// Whether it is worth another look.
+    pub fn is_watched(&self) -> bool {
+        !self.is_done
+    }
+
+    /// At a tick so many bytes of the body have come.
+    pub fn look(&mut self, received: u64, now: Instant) {
+        let is_coming = match self.length {
+            Some(length) => received < length,
+            None => received > 0 && self.seen.is_none_or(|seen| seen != received),
+        };
+        if is_coming {
+            self.until = now;
+        }
+        self.is_done = if self.length.is_some() { !is_coming } else { received == 0 };
+        self.seen = Some(received);
+    }
 }
 
 /// Where a job runs, as Envoy says.
@@ -48,6 +91,7 @@ pub struct Moved {
     seat: Option<Seat>,
     blamed: usize,
     failed: usize,
+    trial: Option<Trial>,
 }
 
 /// How a job ended.
@@ -55,7 +99,9 @@ pub struct Moved {
 pub struct Settlement {
     /// How it ended for the host that was last.
     pub outcome: Outcome,
-    /// The last attempt's own time, where it is the job's time and was wanted.
+    /// Whether the time that it took says something: that of an upgraded connection is its client's.
+    pub is_timed: bool,
+    /// The last attempt's own time, where it was wanted.
     pub latency: Option<Duration>,
     /// Where it was last, where that may be news.
     pub whereabouts: Option<Whereabouts>,
@@ -63,25 +109,41 @@ pub struct Settlement {
 
 impl Lease {
     /// A lease on the first of `named`, which sits at `seat`; without a seat, one whose host is yet to be seen.
-    pub fn new(seat: Option<Seat>, named: Vec<Address>, now: Instant, time_constant: Duration) -> Self {
+    pub fn new(seat: Option<Seat>, named: Vec<Address>, now: Instant, pool: Rc<Pool>, trial: Option<Trial>) -> Self {
         let address = seat.and(named.first().copied());
-        Self { address, seat, named, blamed: 0, failed: 0, taken: now, time_constant, ended: None }
+        Self {
+            address,
+            seat,
+            named,
+            blamed: 0,
+            failed: 0,
+            taken: now,
+            pool,
+            trial,
+            blames: true,
+            is_answered: false,
+            upload: Upload::default(),
+            ended: None,
+        }
     }
 
     /// Moves the lease's count to the host that works now, and blames those that failed before it. The count of requests follows, too.
     ///
     /// A changed address alone is no failure: Envoy passes over an address that it does not know.
     #[must_use]
-    pub fn follow(&self, record: &mut Record, now_at: Whereabouts) -> Moved {
+    pub fn follow(&self, record: &mut Record, now_at: Whereabouts, now: Instant, random: &mut Random) -> Moved {
         let position = self.named.iter().position(|address| *address == now_at.address);
         let failed = usize::try_from(now_at.attempts.saturating_sub(1)).unwrap_or(usize::MAX);
         let until = position.unwrap_or_else(|| failed.min(self.named.len()));
         // More names passed than attempts failed: Envoy does not know some of them, and nobody can say which.
-        let is_clear = until.saturating_sub(self.blamed) <= failed.saturating_sub(self.failed);
+        let is_clear = self.blames && until.saturating_sub(self.blamed) <= failed.saturating_sub(self.failed);
         let from = if is_clear { self.blamed } else { until };
-        for address in self.named.get(from..until).unwrap_or(&[]) {
+        for (position, address) in self.named.iter().enumerate().take(until).skip(from) {
             if let Some(seat) = record.seat_at(*address) {
-                judge(record, seat, Outcome::Failure);
+                // The trial is the first name's.
+                let trial = self.trial.filter(|_| position == 0);
+                let evidence = Evidence { outcome: Outcome::Failure, is_timed: false, latency: None, begun: self.taken, trial };
+                judge(record, seat.slot, evidence, &self.pool, now, random);
             }
         }
         if self.is_overruled(now_at) {
@@ -95,7 +157,9 @@ impl Lease {
             Some(seat) => record.reserve(seat.slot),
             None => record.header.elsewhere = record.header.elsewhere.saturating_add(1),
         }
-        Moved { address: now_at.address, seat, blamed: until.max(self.blamed), failed: failed.max(self.failed) }
+        // Where nobody was blamed the trial has not been held: the host gets another when this one is overdue.
+        let trial = self.trial.filter(|_| position == Some(0));
+        Moved { address: now_at.address, seat, blamed: until.max(self.blamed), failed: failed.max(self.failed), trial }
     }
 
     /// Whether Envoy did not send the job where it was told to: its cluster does not have the host, or does not read our header.
@@ -103,50 +167,49 @@ impl Lease {
         now_at.attempts <= 1 && self.address.is_some_and(|address| address != now_at.address)
     }
 
+    /// How many attempts there were, the one included that serves; `news` is where that is, if it is not where the lease is.
+    pub fn attempts(&self, news: Option<Whereabouts>) -> u64 {
+        news.map_or(1 + self.failed as u64, |news| news.attempts)
+    }
+
     /// Makes the move part of the lease, once the record that shows it is stored.
     pub fn moved(&mut self, moved: Moved) {
         (self.address, self.seat) = (Some(moved.address), moved.seat);
-        (self.blamed, self.failed) = (moved.blamed, moved.failed);
+        (self.blamed, self.failed, self.trial) = (moved.blamed, moved.failed, moved.trial);
     }
 
-    /// Whether the latency of a job that ended so would count.
+    /// The host's own part of what its last attempt took: without the time that the client took to send the request.
+    pub fn own_time(&self, latency: Duration) -> Duration {
+        let is_first = self.failed == 0;
+        latency.saturating_sub(if is_first { self.upload.until.since(self.taken) } else { Duration::ZERO })
+    }
+
+    /// Whether the latency of a job that ended so would count: the average wants one now and then, and the breaker those that may be slow. A
+    /// job that as a whole took no longer than the threshold is fast whatever its last attempt took.
     pub fn wants_latency(&self, record: &Record, end: &Settlement, now: Instant) -> bool {
         let host = || record.host(record.slot_of(self.seat?)?);
-        let is_wanted = || host().is_none_or(|host| host.ewma().wants_sample(now, self.time_constant));
-        end.outcome == Outcome::Success && (end.whereabouts.is_some() || is_wanted())
+        let is_wanted = || host().is_none_or(|host| host.ewma().wants_sample(now, self.pool.time_constant));
+        let may_be_slow = || self.pool.breaker.as_ref().is_some_and(|breaker| now.since(self.taken) > breaker.threshold);
+        end.outcome == Outcome::Success && (end.whereabouts.is_some() || may_be_slow() || is_wanted())
     }
 
     /// Gives the lease back, and tells its host how the job ended.
-    pub fn settle(&self, record: &mut Record, end: Settlement, now: Instant) {
+    pub fn settle(&self, record: &mut Record, end: Settlement, now: Instant, random: &mut Random) {
         let news = end.whereabouts.filter(|at| Some(at.address) != self.address);
-        let seat = match news {
-            Some(at) => self.follow(record, at).seat,
-            None => self.seat,
+        let (seat, trial) = match news {
+            Some(at) => {
+                let moved = self.follow(record, at, now, random);
+                (moved.seat, moved.trial)
+            }
+            None => (self.seat, self.trial),
         };
         let Some(seat) = seat else { return };
         record.release(seat);
-        judge(record, seat, end.outcome);
-        if let (Outcome::Success, Some(latency)) = (end.outcome, end.latency) {
-            record.header.learned = record.header.learned.wrapping_add(1);
-            with_seat(record, seat, |host| host.set_ewma(host.ewma().with(latency, now, self.time_constant)));
+        if let Some(slot) = record.slot_of(seat) {
+            let is_timed = end.is_timed;
+            let evidence = Evidence { outcome: end.outcome, is_timed, latency: end.latency, begun: self.taken, trial };
+            judge(record, slot, evidence, &self.pool, now, random);
         }
-    }
-}
-
-fn judge(record: &mut Record, seat: Seat, outcome: Outcome) {
-    with_seat(record, seat, |host| match outcome {
-        Outcome::Success => host.consecutive_failures = 0,
-        Outcome::Failure => {
-            host.failures = host.failures.saturating_add(1);
-            host.consecutive_failures = host.consecutive_failures.saturating_add(1);
-        }
-        Outcome::Neutral => {}
-    });
-}
-
-fn with_seat(record: &mut Record, seat: Seat, change: impl FnOnce(&mut super::record::Host)) {
-    if let Some(slot) = record.slot_of(seat) {
-        record.with_host(slot, change);
     }
 }
 

@@ -6,14 +6,21 @@
 //! again when another worker was faster (compare-and-swap), and so that tests need no Envoy.
 
 pub mod address;
+pub mod alerts;
 pub mod book;
 pub mod choice;
 pub mod ewma;
+pub mod health;
+pub mod leader;
 pub mod lease;
+pub mod lookout;
 pub mod outcome;
 pub mod packed;
+pub mod penalty;
+pub mod prober;
 pub mod random;
 pub mod record;
+pub mod retry_after;
 pub mod roster;
 pub mod score;
 pub mod time;

@@ -1,7 +1,11 @@
 //! How a job ended for its host.
 //!
-//! A host is judged only when it is clear that the end was its doing. A client that went or reads slowly, another filter's
-//! reply, a bad prompt: all of that is [`Outcome::Neutral`].
+//! A host is judged only when it is clear that the end was its doing. A client that went, reads slowly or had less patience than the job
+//! takes, another filter's reply, a bad prompt: all of that is [`Outcome::Neutral`].
+
+use std::time::Duration;
+
+use crate::config::Statuses;
 
 /// How a job ended for the host that ran it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +14,8 @@ pub enum Outcome {
     Success,
     /// The host did not do the job, and that is its own doing.
     Failure,
+    /// The host asks us to wait for so long: it is full, not broken.
+    Busy(Duration),
     /// The end says nothing about the host.
     Neutral,
 }
@@ -17,12 +23,31 @@ pub enum Outcome {
 /// What Envoy says of a stream that ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct End<'a> {
-    /// `response.code`; absent where no response was sent.
+    /// The response's status; absent where no response was sent.
     pub code: Option<u16>,
+    /// Whether the response came when the time was up already: it is Envoy's own.
+    pub came_after_timeout: bool,
+    /// Whether the request was one that a host need not answer: malformed, or never sent to its end.
+    pub is_at_fault: bool,
     /// `response.flags`, see [`flag`].
     pub flags: u64,
     /// `response.code_details`.
     pub details: &'a [u8],
+    /// Of a gRPC call: its status; `None` for any other request, or where there is none.
+    pub grpc: Option<Grpc>,
+    /// How long the host asks us to wait.
+    pub retry_after: Option<Duration>,
+    /// How long the client wanted to wait, where it said so.
+    pub patience: Option<Duration>,
+    /// How long the job took.
+    pub elapsed: Duration,
+}
+
+/// How a gRPC call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grpc {
+    /// `grpc-status`, in the trailers, or in the headers of an answer without messages.
+    pub status: u32,
 }
 
 /// The bits of `response.flags` that judge (`envoy/stream_info/stream_info.h`).
@@ -49,63 +74,76 @@ pub const VIA_UPSTREAM: &[u8] = b"via_upstream";
 const HOSTS_DOING: u64 =
     flag::UPSTREAM_RESET | flag::CONNECTION_FAILURE | flag::CONNECTION_TERMINATION | flag::UPSTREAM_PROTOCOL_ERROR;
 
+/// How long a host is left alone that does not say it, or that says 0: one that refuses at once would otherwise draw every job.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest that a host is left alone whatever it says.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A timer may fire so much early, and a tenth of its time.
+const EARLY: Duration = Duration::from_millis(100);
+
+/// The gRPC statuses that judge (`grpc/doc/statuscodes.md`); all others are the client's doing.
+mod grpc {
+    pub const OK: u32 = 0;
+    pub const UNKNOWN: u32 = 2;
+    pub const DEADLINE_EXCEEDED: u32 = 4;
+    pub const RESOURCE_EXHAUSTED: u32 = 8;
+    pub const INTERNAL: u32 = 13;
+    pub const UNAVAILABLE: u32 = 14;
+    pub const DATA_LOSS: u32 = 15;
+}
+
 impl End<'_> {
-    /// The outcome for the host of the last attempt.
-    pub fn outcome(&self) -> Outcome {
+    /// The outcome for the host of the last attempt; `statuses` are those that the configuration calls failures.
+    pub fn outcome(&self, statuses: &Statuses) -> Outcome {
         if self.flags & (flag::CLIENT_GONE | flag::CLIENT_RESET) != 0 {
             return Outcome::Neutral;
         }
         if self.flags & HOSTS_DOING != 0 {
-            return Outcome::Failure;
+            // Whom no connection could be made to has not seen the request.
+            let is_sent = self.flags & flag::CONNECTION_FAILURE == 0;
+            return if is_sent && self.is_at_fault { Outcome::Neutral } else { Outcome::Failure };
         }
         if self.flags & flag::UPSTREAM_TIMEOUT != 0 {
-            // Without response headers Envoy answers 504 itself. A response that had begun keeps its own code: then the
-            // timeout may be a client that reads slowly.
-            return if self.code == Some(504) { Outcome::Failure } else { Outcome::Neutral };
+            // A response that had begun before: then the timeout may be a client that reads slowly.
+            let is_hosts = self.came_after_timeout && !self.was_the_clients_patience();
+            return if is_hosts { Outcome::Failure } else { Outcome::Neutral };
         }
-        match self.code {
-            Some(100..=399) if self.details == VIA_UPSTREAM => Outcome::Success,
-            Some(500..=599) if self.details == VIA_UPSTREAM => Outcome::Failure,
+        if self.details != VIA_UPSTREAM {
+            return Outcome::Neutral;
+        }
+        match (self.code, self.grpc) {
+            (Some(200), Some(grpc)) => self.outcome_of_call(grpc.status),
+            (Some(429), _) => self.busy(),
+            (Some(503), _) if self.retry_after.is_some() => self.busy(),
+            (Some(code), _) if statuses.include(code) => Outcome::Failure,
+            (Some(100..=399), _) => Outcome::Success,
             _ => Outcome::Neutral,
         }
+    }
+
+    fn outcome_of_call(&self, status: u32) -> Outcome {
+        match status {
+            grpc::OK => Outcome::Success,
+            grpc::RESOURCE_EXHAUSTED => self.busy(),
+            // The client's own deadline, which the host was told.
+            grpc::DEADLINE_EXCEEDED if self.patience.is_some() => Outcome::Neutral,
+            grpc::UNKNOWN | grpc::DEADLINE_EXCEEDED | grpc::INTERNAL | grpc::UNAVAILABLE | grpc::DATA_LOSS => Outcome::Failure,
+            _ => Outcome::Neutral,
+        }
+    }
+
+    fn busy(&self) -> Outcome {
+        Outcome::Busy(self.retry_after.unwrap_or(PAUSE).clamp(PAUSE, LONGEST_PAUSE))
+    }
+
+    /// Whether the timeout came no sooner than the client had asked for one: with a deadline of its own a client could have any host ejected.
+    /// (Envoy's timers count from its loop's last look at the clock, so that on a busy machine they seem to fire early.)
+    fn was_the_clients_patience(&self) -> bool {
+        self.patience.is_some_and(|patience| self.elapsed + patience / 10 + EARLY >= patience)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn end(code: u16, flags: u64, details: &str) -> Outcome {
-        End { code: Some(code), flags, details: details.as_bytes() }.outcome()
-    }
-
-    #[test]
-    fn only_the_guilty_are_blamed() {
-        use Outcome::{Failure, Neutral, Success};
-        let cases = [
-            (Success, end(200, 0, "via_upstream")),
-            (Success, end(101, 0, "via_upstream")),
-            (Success, end(302, 0, "via_upstream")),
-            (Failure, end(500, 0, "via_upstream")),
-            (Failure, end(503, flag::CONNECTION_FAILURE, "upstream_reset_before_response_started{…}")),
-            (Failure, end(503, flag::CONNECTION_TERMINATION, "upstream_reset_before_response_started{…}")),
-            (Failure, end(200, flag::UPSTREAM_RESET, "upstream_reset_after_response_started{…}")),
-            (Failure, end(502, flag::UPSTREAM_PROTOCOL_ERROR, "upstream_reset_before_response_started{…}")),
-            (Failure, end(504, flag::UPSTREAM_TIMEOUT, "response_timeout")),
-            // A bad prompt.
-            (Neutral, end(400, 0, "via_upstream")),
-            (Neutral, end(429, 0, "via_upstream")),
-            // A client that reads slowly, one that left, one that left while the host was failing too.
-            (Neutral, end(200, flag::UPSTREAM_TIMEOUT, "response_timeout")),
-            (Neutral, end(200, flag::CLIENT_GONE, "downstream_remote_disconnect")),
-            (Neutral, end(503, flag::CLIENT_RESET | flag::UPSTREAM_RESET, "")),
-            // Another filter's reply, a header that Envoy did not like.
-            (Neutral, end(429, 0, "local_rate_limited")),
-            (Neutral, end(503, 0, "filter_removed_required_request_headers")),
-            (Neutral, End { code: None, flags: 0, details: b"" }.outcome()),
-        ];
-        for (case, (expected, seen)) in cases.iter().enumerate() {
-            assert_eq!(expected, seen, "case {case}");
-        }
-    }
-}
+mod tests;

@@ -26,6 +26,12 @@ impl Random {
         (wide >> 64) as usize
     }
 
+    /// A number in 0..1.
+    pub fn unit(&mut self) -> f64 {
+        // As many bits as a fraction has.
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     /// Moves `count` randomly chosen items to the front, in random order (a partial Fisher–Yates shuffle).
     pub fn shuffle_front<T>(&mut self, items: &mut [T], count: usize) {
         for front in 0..count.min(items.len().saturating_sub(1)) {

@@ -13,152 +13,18 @@
 //! **Which host is meant.** A host's entry has a `generation` that no other entry of the record ever has. A lease remembers both its
 //! slot and the generation: a host that left and came back is another entry, and an old lease cannot touch it.
 
+mod layout;
+
 use std::time::Duration;
 
 use super::address::Address;
-use super::ewma::Ewma;
-use super::packed::packed;
+use super::health::Trial;
 use super::time::Instant;
-use crate::config::{self, Score};
+use crate::config;
 
-/// The layout's version. It is also part of the record's key, so that two builds of the module whose layouts differ never
-/// meet in one record: an upgrade starts with fresh books.
-pub const VERSION: u32 = if cfg!(feature = "next-record") { u32::MAX } else { 1 };
-
-const MAGIC: u32 = u32::from_le_bytes(*b"PLIM");
-
-packed! {
-    /// What is known of the pool as a whole.
-    pub struct Header {
-        /// [`MAGIC`].
-        pub magic: u32,
-        /// [`VERSION`].
-        pub version: u32,
-        /// Drawn at random when the record was made: tells a record from the one that stood here before it was lost.
-        pub incarnation: u64,
-        /// How often a worker was declared dead.
-        pub epoch: u32,
-        /// The epoch of the last drop of what the dead had held.
-        pub swept: u32,
-        /// Changes whenever an entry comes or goes: a cached map from hosts to slots holds as long as this does.
-        pub membership: u32,
-        /// The generation of the newest entry.
-        pub generation: u32,
-        /// Number of worker entries.
-        pub workers: u32,
-        /// Number of host entries.
-        pub hosts: u32,
-        /// Requests that were spread over the pool without a lease.
-        pub unleased: u64,
-        /// Jobs that Envoy sent to an address that is not in the pool.
-        pub elsewhere: u64,
-        /// Leases given back that the record did not know: 0, or our arithmetic is wrong.
-        pub drift: u64,
-        /// Transactions that were run again because another worker was faster.
-        pub conflicts: u64,
-        /// Workers that were declared dead.
-        pub deaths: u64,
-        /// The score's parameters, as configured last, for the status page (the choice takes them from its own configuration).
-        pub in_flight_weight: f32,
-        /// See `in_flight_weight`.
-        pub latency_weight: f32,
-        /// Milliseconds.
-        pub target_latency_ms: u32,
-        /// Milliseconds.
-        pub time_constant_ms: u32,
-        /// Changes whenever a latency is fed.
-        pub learned: u32,
-        /// Jobs whose first attempt Envoy sent to another host than the one named.
-        pub overruled: u64,
-    }
-}
-
-packed! {
-    /// One VM instance that names hosts of this pool.
-    pub struct Worker {
-        /// Drawn at random when the VM started.
-        pub id: u64,
-        /// Hash of the hosts that this worker's configurations name.
-        pub names: u64,
-        /// The epoch up to which its share lies in `in_flight`.
-        pub epoch: u32,
-        /// Rises with each transaction and tick.
-        pub beat: u32,
-        /// 1 once it has taken a lease.
-        pub served: u32,
-    }
-}
-
-packed! {
-    /// One generation of one host.
-    pub struct Host {
-        ip: u128,
-        port: u16,
-        flags: u16,
-        /// Unique among all entries that the record ever had; never 0.
-        pub generation: u32,
-        /// Leases of workers that are in step with the epoch.
-        pub in_flight: u32,
-        /// Leases of workers that have yet to catch up with the epoch, and of the dead.
-        pub pending: u32,
-        /// For the status page, see [`Header::in_flight_weight`].
-        pub weight: f32,
-        /// For the status page.
-        pub max_in_flight: u32,
-        ewma_millis: f32,
-        ewma_fed: u64,
-        /// Failures since the last success.
-        pub consecutive_failures: u32,
-        /// Jobs placed here.
-        pub requests: u64,
-        /// Jobs that failed here.
-        pub failures: u64,
-    }
-}
-
-/// The configuration says: no new jobs.
-const DRAIN: u16 = 1;
-/// No live configuration names the host any more.
-const RETIRED: u16 = 2;
-
-impl Host {
-    /// Where the host listens.
-    pub fn address(&self) -> Address {
-        Address::from_bits(self.ip, self.port)
-    }
-
-    /// Jobs that run or wait on the host.
-    #[inline]
-    pub fn load(&self) -> u32 {
-        self.in_flight.saturating_add(self.pending)
-    }
-
-    /// The host's latency.
-    #[inline]
-    pub fn ewma(&self) -> Ewma {
-        Ewma { millis: self.ewma_millis, fed: Instant(self.ewma_fed) }
-    }
-
-    /// Sets the host's latency.
-    pub fn set_ewma(&mut self, ewma: Ewma) {
-        (self.ewma_millis, self.ewma_fed) = (ewma.millis, ewma.fed.0);
-    }
-
-    /// Whether the host was taken out of every live configuration; it stays until its last lease is settled.
-    #[inline]
-    pub fn is_retired(&self) -> bool {
-        self.flags & RETIRED != 0
-    }
-
-    /// Whether the host takes no new jobs: told to drain, or retired.
-    pub fn is_draining(&self) -> bool {
-        self.flags & (DRAIN | RETIRED) != 0
-    }
-
-    fn set_flag(&mut self, flag: u16, on: bool) {
-        self.flags = if on { self.flags | flag } else { self.flags & !flag };
-    }
-}
+use layout::{DRAIN, MAGIC, RETIRED};
+pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
+pub use layout::{Header, Host, VERSION, Worker};
 
 /// What the configuration says of a host, as far as the record shows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -322,7 +188,7 @@ impl Record {
         self.header.generation = self.header.generation.wrapping_add(1).max(1);
         let generation = self.header.generation;
         let slot = self.header.hosts;
-        let mut host = Host { ip: named.address.ip(), port: named.address.port(), generation, ..Host::default() };
+        let mut host = Host::new(named.address, generation);
         host.set_flag(RETIRED, retired);
         let mut bytes = [0; Host::BYTES];
         host.write(&mut bytes);
@@ -339,6 +205,7 @@ impl Record {
             (host.weight, host.max_in_flight) = (named.weight, named.max_in_flight);
             host.set_flag(DRAIN, named.drain);
         });
+        self.header.stands_anew();
     }
 
     /// Marks a host that no live configuration names.
@@ -395,10 +262,22 @@ impl Record {
 
     /// Takes one more job for a host.
     pub fn reserve(&mut self, slot: u32) {
+        self.header.placed = self.header.placed.wrapping_add(1);
         self.with_host(slot, |host| {
             host.in_flight = host.in_flight.saturating_add(1);
             host.requests = host.requests.saturating_add(1);
         });
+    }
+
+    /// Places a job on the host in this slot, as a trial that is overdue after the given time if there is one. Gives where it sits.
+    pub fn place(&mut self, slot: u32, now: Instant, trial: Option<Duration>) -> Option<(Seat, Option<Trial>)> {
+        self.reserve(slot);
+        let (generation, trial) =
+            self.with_host(slot, |host| (host.generation, trial.map(|overdue_after| host.begin_trial(now, overdue_after))))?;
+        if trial.is_some() {
+            self.header.stands_anew();
+        }
+        Some((Seat { slot, generation }, trial))
     }
 
     /// Gives one job back. A count that would fall below 0 stays, and is counted as drift.
@@ -414,31 +293,6 @@ impl Record {
             self.header.drift = self.header.drift.saturating_add(1);
         }
     }
-}
-
-impl Header {
-    /// Writes the score's parameters.
-    pub fn describe(&mut self, score: &Score, time_constant: Duration) {
-        self.in_flight_weight = score.in_flight_weight;
-        self.latency_weight = score.latency_weight;
-        self.target_latency_ms = millis(score.target_latency);
-        self.time_constant_ms = millis(time_constant);
-    }
-
-    /// The score's parameters.
-    pub fn score(&self) -> Score {
-        let target_latency = Duration::from_millis(self.target_latency_ms.max(1).into());
-        Score { in_flight_weight: self.in_flight_weight, latency_weight: self.latency_weight, target_latency }
-    }
-
-    /// The EWMA's time constant.
-    pub fn time_constant(&self) -> Duration {
-        Duration::from_millis(self.time_constant_ms.max(1).into())
-    }
-}
-
-fn millis(time: Duration) -> u32 {
-    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

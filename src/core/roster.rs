@@ -7,6 +7,8 @@ use std::collections::HashMap;
 
 use super::address::Address;
 use super::ewma::Fading;
+use super::health::State;
+use super::penalty::{self, Fade};
 use super::record::{Host, Record};
 use super::score::Latency;
 use super::time::Instant;
@@ -25,6 +27,8 @@ pub struct Place {
     pub max_in_flight: u32,
     /// The latency's part of the score.
     pub latency: f64,
+    /// What the score is multiplied by: see [`super::penalty`].
+    pub penalty: f64,
 }
 
 /// The hosts of one configuration that may be chosen.
@@ -32,10 +36,21 @@ pub struct Place {
 pub struct Roster {
     incarnation: u64,
     membership: u32,
+    standing: u32,
     learned: u32,
+    sorted: Instant,
+    /// When a host's state may change by itself.
+    changes: Option<Instant>,
     weighed: Instant,
     mean: f32,
-    places: Vec<Place>,
+    /// All that do not drain, in the configuration's order.
+    known: Vec<Place>,
+    /// Those of them that serve.
+    serving: Vec<Place>,
+    /// Those of them that are probing.
+    probing: Vec<Place>,
+    /// Those of these whose next job is a trial.
+    on_trial: Vec<Place>,
     /// Hosts, by the slot of their entry, and the slot of an earlier generation of each: empty but for the time after a host was removed and
     /// came back.
     earlier: Vec<(u32, u32)>,
@@ -50,9 +65,15 @@ impl Roster {
             (self.incarnation, self.membership) = (header.incarnation, header.membership);
             self.find(record, pool);
         }
+        let is_due = now < self.sorted || self.changes.is_some_and(|changes| changes <= now);
+        let is_sorted_anew = is_moved || is_due || self.standing != header.standing;
+        if is_sorted_anew {
+            (self.standing, self.sorted) = (header.standing, now);
+            self.sort(record, now);
+        }
         // Within a thousandth of the time constant an average fades by less than 0.1 %.
         let holds = self.weighed..self.weighed + pool.time_constant / 1000;
-        if is_moved || self.learned != header.learned || !holds.contains(&now) {
+        if is_sorted_anew || self.learned != header.learned || !holds.contains(&now) {
             (self.learned, self.weighed) = (header.learned, now);
             self.weigh(record, pool, now);
         }
@@ -61,32 +82,73 @@ impl Roster {
     fn find(&mut self, record: &Record, pool: &Pool) {
         let (retired, current): (Vec<(Host, u32)>, Vec<_>) = record.hosts().zip(0..).partition(|(host, _)| host.is_retired());
         let current: HashMap<Address, u32> = current.into_iter().map(|(host, slot)| (host.address(), slot)).collect();
-        self.places.clear();
+        self.known.clear();
         self.earlier.clear();
         for (index, host) in pool.hosts.iter().enumerate().filter(|(_, host)| !host.drain) {
             let Some(&slot) = current.get(&host.address) else {
                 continue;
             };
             let (per_job, max_in_flight) = (host.per_job, host.max_in_flight);
-            self.places.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0 });
+            self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0 });
             let same_machine = retired.iter().filter(|(entry, _)| entry.address() == host.address);
             self.earlier.extend(same_machine.map(|(_, earlier)| (slot, *earlier)));
         }
     }
 
-    fn weigh(&mut self, record: &Record, pool: &Pool, now: Instant) {
-        let average = |place: &Place| record.host(place.slot).map(|host| host.ewma()).unwrap_or_default();
-        let averages = self.places.iter().map(average);
-        let latency = Latency::new(&pool.score, averages, now, Fading::new(pool.time_constant));
-        self.mean = latency.mean();
-        for place in &mut self.places {
-            place.latency = latency.of(average(place));
+    fn sort(&mut self, record: &Record, now: Instant) {
+        self.serving.clear();
+        self.probing.clear();
+        self.on_trial.clear();
+        self.changes = None;
+        for place in &self.known {
+            let Some(host) = record.host(place.slot) else {
+                continue;
+            };
+            match host.health(now) {
+                State::Serving => self.serving.push(*place),
+                State::Probing => self.probing.push(*place),
+                _ => {}
+            }
+            if host.wants_trial(now) {
+                self.on_trial.push(*place);
+            }
+            self.changes = self.changes.into_iter().chain(host.next_change(now)).min();
         }
     }
 
-    /// The hosts that the record has and that do not drain, in the configuration's order.
-    pub fn places(&self) -> &[Place] {
-        &self.places
+    fn weigh(&mut self, record: &Record, pool: &Pool, now: Instant) {
+        let average = |place: &Place| record.host(place.slot).map(|host| host.ewma()).unwrap_or_default();
+        let averages = self.serving.iter().map(average);
+        let latency = Latency::new(&pool.score, averages, now, Fading::new(pool.time_constant));
+        let fade = Fade::new(pool.time_constant, &record.header);
+        if !self.serving.is_empty() {
+            self.mean = latency.mean();
+        }
+        for place in &mut self.serving {
+            let host = record.host(place.slot).unwrap_or_default();
+            place.latency = latency.of(host.ewma());
+            place.penalty = penalty::factor(&host, now, fade);
+        }
+    }
+
+    /// The hosts that serve, in the configuration's order.
+    pub fn serving(&self) -> &[Place] {
+        &self.serving
+    }
+
+    /// The hosts that are probing.
+    pub fn probing(&self) -> &[Place] {
+        &self.probing
+    }
+
+    /// The hosts whose next job is a trial.
+    pub fn on_trial(&self) -> &[Place] {
+        &self.on_trial
+    }
+
+    /// When a host that is not among these may be again; `None`: not by the mere passing of time.
+    pub fn changes(&self) -> Option<Instant> {
+        self.changes
     }
 
     /// The pool's mean latency in milliseconds.
@@ -96,8 +158,8 @@ impl Roster {
 
     /// The slot of a host, by its index in the configuration.
     pub fn slot_of(&self, host: usize) -> Option<u32> {
-        let at = self.places.binary_search_by_key(&host, |place| place.host).ok()?;
-        self.places.get(at).map(|place| place.slot)
+        let at = self.known.binary_search_by_key(&host, |place| place.host).ok()?;
+        self.known.get(at).map(|place| place.slot)
     }
 
     /// Jobs that still run on the machine of a host from before it was removed and came back: they are other leases on another entry, but they

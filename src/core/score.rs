@@ -4,13 +4,16 @@
 //! score = in_flight_weight × (in_flight + 1) / weight + latency_weight × latency / target_latency        lowest wins
 //! ```
 //!
+//! The whole is multiplied by the host's [`super::penalty`], which is 1 as long as it does not fail.
+//!
 //! The `+ 1` is the job being placed: without it an empty host of weight 1 would beat an empty one of weight 4 as often as not, and a
 //! heavy host with one job would lose to a light one with none. The latency is the host's EWMA, faded towards the pool's mean by its age
 //! ([`super::ewma`]); a host without history has the mean. The mean weighs each host by the freshness of its evidence, so that a host
 //! that was slow long ago does not hold up the mean towards which it is to fade.
 
 use super::ewma::{Ewma, Fading, LONGEST_MS};
-use super::record::Record;
+use super::penalty::{self, Fade};
+use super::record::{Host, Record};
 use super::time::Instant;
 use crate::config::Score;
 
@@ -61,7 +64,10 @@ impl Latency {
 pub fn scores(record: &Record, now: Instant) -> Vec<f64> {
     let score = record.header.score();
     let averages = record.hosts().map(|host| host.ewma());
+    let fade = Fade::new(record.header.time_constant(), &record.header);
     let latency = Latency::new(&score, averages, now, Fading::new(record.header.time_constant()));
     let per_job = |weight: f32| f64::from(score.in_flight_weight) / f64::from(weight);
-    record.hosts().map(|host| of_jobs(host.load(), per_job(host.weight)) + latency.of(host.ewma())).collect()
+    let of_host =
+        |host: Host| (of_jobs(host.load(), per_job(host.weight)) + latency.of(host.ewma())) * penalty::factor(&host, now, fade);
+    record.hosts().map(of_host).collect()
 }

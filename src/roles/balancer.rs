@@ -3,34 +3,36 @@
 //! ```text
 //! on_http_request_headers   strip ─► choose and reserve ─► set the override header and the number of retries
 //! on_tick                   where Envoy works on it now ─► move the lease
-//! on_done                   where and how it ended ─► settle
+//! on_http_response_headers  where it is served, and with which status; Envoy will not retry any more ─► say who served, and why
+//! on_http_response_trailers the status of a gRPC call
+//! deletion                  how it ended ─► settle
 //! ```
 //!
-//! There is no callback for responses: what a response says is read at its end, and Envoy need not enter the VM for each of its chunks.
+//! There is no callback for bodies, for the log and for the end: Envoy need not enter the VM for each chunk, and once less at the end.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::client::{Client, digits};
+use super::explain;
 use super::reply::Verdict;
 use super::roots::Pools;
-use super::worker::{Worker, moved_to};
-use crate::config::{self, NoHost, Pool};
-use crate::core::choice::{Decision, Kind};
+use super::worker::{Worker, moved_to, whereabouts};
+use crate::config::{self, Explain, NoHost, Pool};
+use crate::core::choice::{Chosen, Decision, Kind};
 use crate::core::lease::Settlement;
-use crate::core::outcome::{End, Outcome, VIA_UPSTREAM};
+use crate::core::outcome::{End, Grpc, Outcome, VIA_UPSTREAM, flag};
+use crate::core::retry_after;
 use crate::core::roster::Roster;
-use crate::host::{Headers, Host, Level, number};
+use crate::host::{Headers, Host, Level, Map, number};
 
 /// Headers that only this filter sets.
 const OURS: &[u8] = b"x-plimsoll-";
 
 /// Envoy's own header for the number of retries; it does not reach the host.
 const MAX_RETRIES: &[u8] = b"x-envoy-max-retries";
-
-/// When no host is eligible, nobody knows for how long; asking once a second costs little.
-const NO_HOST_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What becomes of a request after its headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +54,7 @@ struct Route {
 pub struct Plan {
     root: u32,
     instance: Rc<str>,
-    override_header: Box<[u8]>,
+    override_header: Rc<str>,
     pools: Pools,
     routes: BTreeMap<Box<[u8]>, Rc<Route>>,
 }
@@ -66,8 +68,7 @@ impl Plan {
             (name.as_bytes().into(), Rc::new(route))
         };
         let routes = pools.iter().map(route).collect();
-        let override_header = config.override_header.into_bytes().into_boxed_slice();
-        Self { root, instance: instance.into(), override_header, pools, routes }
+        Self { root, instance: instance.into(), override_header: config.override_header, pools, routes }
     }
 
     /// Envoy has configured the root.
@@ -92,14 +93,27 @@ pub struct Stream<H> {
     worker: Rc<RefCell<Worker<H>>>,
     plan: Rc<Plan>,
     id: u32,
+    client: Client,
     /// The pool, while the stream has a lease.
     leased: Option<Rc<Route>>,
+    answer: Answer,
+    /// Why it goes where it goes, and who is to learn that.
+    why: Option<(String, Explain)>,
+}
+
+/// What the response said, as far as it matters when the stream ends and can no longer be read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Answer {
+    status: Option<u16>,
+    came_after_timeout: bool,
+    grpc: Option<Grpc>,
+    retry_after: Option<Duration>,
 }
 
 impl<H: Host> Stream<H> {
     /// A stream with this context id.
     pub fn new(host: H, worker: Rc<RefCell<Worker<H>>>, plan: Rc<Plan>, id: u32) -> Self {
-        Self { host, worker, plan, id, leased: None }
+        Self { host, worker, plan, id, client: Client::default(), leased: None, answer: Answer::default(), why: None }
     }
 
     /// `on_http_request_headers`.
@@ -112,12 +126,12 @@ impl<H: Host> Stream<H> {
         };
         let kind = match self.host.request_headers() {
             Ok(headers) => {
-                self.strip(&headers);
+                self.client = self.receive(&headers);
                 kind(&route.pool, &headers)
             }
             // Then nobody can say what the request is: it is counted, and the one header that steers is removed unseen.
             Err(_) => {
-                let _ = self.host.set_request_header(&self.plan.override_header, None);
+                let _ = self.host.set_request_header(self.plan.override_header.as_bytes(), None);
                 Kind::Job
             }
         };
@@ -128,20 +142,78 @@ impl<H: Host> Stream<H> {
             worker.stream_starts(self.plan.root, &self.plan.instance, &self.plan.pools);
             let mut roster = route.roster.borrow_mut();
             let decision = worker.choose(&route.name, self.id, &route.pool, &mut roster, kind);
+            if self.client.sets_retries || self.client.is_malformed {
+                worker.blame_nobody(&route.name, self.id);
+            }
+            if let Some(length) = self.client.length {
+                worker.expect(&route.name, self.id, length);
+            }
             decision.map_err(|fault| worker.say_fault("choose a host", fault))
         };
         match decision {
-            Ok(Decision::Chosen(hosts)) => self.send_to(&route, &hosts, kind),
+            Ok(Decision::Chosen(chosen)) => self.send_to(&route, &chosen, kind),
             Ok(Decision::Full(retry_after)) => self.answer(Verdict::Full, &route, kind, retry_after),
-            Ok(Decision::NoHost) if route.pool.no_host == NoHost::Reject => {
-                self.answer(Verdict::NoHost, &route, kind, NO_HOST_RETRY_AFTER)
+            Ok(Decision::NoHost(retry_after)) if route.pool.no_host == NoHost::Reject => {
+                self.answer(Verdict::NoHost, &route, kind, retry_after)
             }
             // Missing books never mean stop.
-            Ok(Decision::NoHost) | Err(()) => self.leave_to_envoy(&route, kind),
+            Ok(Decision::NoHost(_)) | Err(()) => self.leave_to_envoy(&route, kind),
         }
     }
 
-    /// `on_done`.
+    /// `on_http_response_headers`.
+    pub fn response(&mut self) {
+        let why = self.why.take();
+        if self.leased.is_none() && why.is_none() {
+            return;
+        }
+        let served = self.host.property("upstream\0address");
+        let mut attempts = None;
+        if let Some(route) = self.leased.clone()
+            && let Ok(mut worker) = self.worker.try_borrow_mut()
+        {
+            let leased_at = worker.lease(&route.name, self.id).and_then(|lease| lease.address);
+            let news = served.as_deref().and_then(|served| whereabouts(&self.host, served, leased_at));
+            attempts = worker.lease(&route.name, self.id).map(|lease| lease.attempts(news));
+            // Of a reply of Envoy's own, after whose last attempt there is none, the end says where it was.
+            worker.answered(&route.name, self.id, news);
+            self.answer = self.read_answer();
+        }
+        if let Some((why, to)) = why {
+            explain::say(&self.host, &why, to, served.as_deref(), attempts);
+        }
+    }
+
+    fn read_answer(&self) -> Answer {
+        let header = |name| self.host.header(Map::Response, name);
+        let status = header(":status").as_deref().and_then(digits).and_then(|status| u16::try_from(status).ok());
+        let grpc = if self.client.is_grpc { self.grpc(Map::Response) } else { None };
+        let may_be_busy = matches!(status, Some(429 | 503)) || grpc.is_some_and(|grpc| grpc.status != 0);
+        let retry_after = if may_be_busy { header("retry-after") } else { None };
+        let retry_after = retry_after.map(|value| retry_after::read(&value, header("date").as_deref()));
+        // Of Envoy's own answers the flags are set before; a host's own error has none.
+        let may_be_envoys = status.is_none_or(|status| status >= 400) || grpc.is_some();
+        let came_after_timeout = may_be_envoys && self.flags() & flag::UPSTREAM_TIMEOUT != 0;
+        Answer { status, came_after_timeout, grpc, retry_after }
+    }
+
+    fn flags(&self) -> u64 {
+        number(self.host.property("response\0flags")).unwrap_or(0)
+    }
+
+    /// `on_http_response_trailers`.
+    pub fn trailers(&mut self) {
+        if self.client.is_grpc && self.leased.is_some() {
+            self.answer.grpc = self.grpc(Map::Trailers).or(self.answer.grpc);
+        }
+    }
+
+    fn grpc(&self, map: Map) -> Option<Grpc> {
+        let status = self.host.header(map, "grpc-status").as_deref().and_then(digits)?;
+        Some(Grpc { status: u32::try_from(status).ok()? })
+    }
+
+    /// Envoy deletes the stream, after its last byte or its abort.
     pub fn done(&mut self) {
         let Some(route) = self.leased.take() else {
             return;
@@ -149,31 +221,43 @@ impl<H: Host> Stream<H> {
         let Ok(mut worker) = self.worker.try_borrow_mut() else {
             return;
         };
-        let whereabouts = worker.leased_at(&route.name, self.id).and_then(|leased_at| moved_to(&self.host, leased_at));
-        let (outcome, is_timed) = self.outcome();
+        let lease = worker.lease(&route.name, self.id);
+        let whereabouts = lease.filter(|lease| !lease.is_answered).and_then(|lease| moved_to(&self.host, lease.address));
+        let elapsed = lease.map_or(Duration::ZERO, |lease| self.host.now().since(lease.taken));
+        let outcome = self.outcome(&route.pool, elapsed);
+        // An upgraded connection lives as long as its client likes.
+        let is_timed = self.answer.status != Some(101);
         let latency = || number(self.host.property("response\0backend_latency")).filter(|_| is_timed).map(Duration::from_nanos);
-        worker.settle(&route.name, self.id, Settlement { outcome, latency: None, whereabouts }, latency);
+        worker.settle(&route.name, self.id, Settlement { outcome, is_timed, latency: None, whereabouts }, latency);
     }
 
-    /// Removes what a client must not set.
-    fn strip(&self, headers: &Headers) {
-        let is_foreign = |name: &[u8]| {
-            let starts = name.get(..OURS.len()).is_some_and(|start| start.eq_ignore_ascii_case(OURS));
-            starts || *name == *self.plan.override_header
-        };
-        for (name, _) in headers.iter().filter(|(name, _)| is_foreign(name)) {
-            // A repeated header goes with its first; removing it again is nothing.
-            let _ = self.host.set_request_header(name, None);
+    /// Removes what a client must not set, and gives what else matters of what it says.
+    fn receive(&self, headers: &Headers) -> Client {
+        let mut client = Client::default();
+        for (name, value) in headers.iter() {
+            let is_ours = name.get(..OURS.len()).is_some_and(|start| start.eq_ignore_ascii_case(OURS));
+            if is_ours || *name == *self.plan.override_header.as_bytes() {
+                // A repeated header goes with its first; removing it again is nothing.
+                let _ = self.host.set_request_header(name, None);
+            } else {
+                client.says(name, value);
+            }
         }
+        // An upgrade has no body; a length all the same ends the host's whole connection, with all that runs on it.
+        if client.length.is_some() && headers.value(b"upgrade").eq_ignore_ascii_case(b"websocket") {
+            let _ = self.host.set_request_header(b"content-length", None);
+        }
+        client
     }
 
-    fn send_to(&mut self, route: &Rc<Route>, hosts: &[usize], kind: Kind) -> Flow {
+    fn send_to(&mut self, route: &Rc<Route>, chosen: &Chosen, kind: Kind) -> Flow {
         let texts: Vec<&str> =
-            hosts.iter().filter_map(|host| route.pool.hosts.get(*host)).map(|host| host.text.as_str()).collect();
+            chosen.hosts.iter().filter_map(|host| route.pool.hosts.get(*host)).map(|host| host.text.as_str()).collect();
+        self.explain(route, || explain::chosen(&route.pool, chosen, kind));
         if kind == Kind::Job {
             self.leased = Some(route.clone());
         }
-        let named = self.host.set_request_header(&self.plan.override_header, Some(texts.join(",").as_bytes()));
+        let named = self.host.set_request_header(self.plan.override_header.as_bytes(), Some(texts.join(",").as_bytes()));
         let retries = texts.len().saturating_sub(1).to_string();
         let limited = self.host.set_request_header(MAX_RETRIES, Some(retries.as_bytes()));
         if let Err(fault) = named.and(limited)
@@ -185,7 +269,13 @@ impl<H: Host> Stream<H> {
         Flow::Continue
     }
 
+    fn explain(&mut self, route: &Route, why: impl FnOnce() -> String) {
+        let to = route.pool.explain;
+        self.why = (to != Explain::Off).then(|| (why(), to));
+    }
+
     fn leave_to_envoy(&mut self, route: &Rc<Route>, kind: Kind) -> Flow {
+        self.explain(route, || "policy=envoy".to_owned());
         if kind == Kind::Job
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
@@ -196,6 +286,7 @@ impl<H: Host> Stream<H> {
     }
 
     fn answer(&mut self, verdict: Verdict, route: &Rc<Route>, kind: Kind, retry_after: Duration) -> Flow {
+        self.explain(route, || format!("policy=least_score verdict={}", verdict.word()));
         let sent = verdict.send(&self.host, retry_after);
         if let Ok(mut worker) = self.worker.try_borrow_mut() {
             match sent {
@@ -208,14 +299,23 @@ impl<H: Host> Stream<H> {
         if sent.is_ok() { Flow::Answered } else { self.leave_to_envoy(route, kind) }
     }
 
-    /// How the stream ended, and whether the time that it took says something.
-    fn outcome(&self) -> (Outcome, bool) {
+    /// How the stream ended for its host.
+    fn outcome(&self, pool: &Pool, elapsed: Duration) -> Outcome {
         let details = self.host.property("response\0code_details").unwrap_or_default();
-        let code = number(self.host.property("response\0code")).and_then(|code| u16::try_from(code).ok());
         // Whatever ends a response before its time replaces these details, so that with them there are no flags that judge.
-        let flags = if details == VIA_UPSTREAM { 0 } else { number(self.host.property("response\0flags")).unwrap_or(0) };
-        // An upgraded connection lives as long as its client likes.
-        (End { code, flags, details: &details }.outcome(), code != Some(101))
+        let flags = if details == VIA_UPSTREAM { 0 } else { self.flags() };
+        let Answer { status: code, came_after_timeout, grpc, retry_after } = self.answer;
+        let is_at_fault = flags != 0 && (self.client.is_malformed || self.is_unfinished());
+        let patience = self.client.patience;
+        let end = End { code, came_after_timeout, is_at_fault, flags, details: &details, grpc, retry_after, patience, elapsed };
+        end.outcome(&pool.failure.statuses)
+    }
+
+    /// Whether the client has not sent all of its body: a host may answer before that, and break off.
+    fn is_unfinished(&self) -> bool {
+        // As long as the headers can be read this is what they promise; now it is what has come.
+        let received = || number(self.host.property("request\0size"));
+        self.client.length.is_some_and(|length| length > 0 && received().is_some_and(|received| received < length))
     }
 }
 

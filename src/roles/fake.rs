@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::core::random::Random;
 use crate::core::time::Instant;
-use crate::host::{Fault, Headers, Host, Level, Shared};
+use crate::host::{Fault, Headers, Host, Level, Map, Metric, Shared};
 
 /// What all VMs of one Envoy share: the data, one clock, one source of randomness.
 #[derive(Debug)]
@@ -84,6 +84,21 @@ pub enum Call {
     Header,
     /// [`Host::reply`].
     Reply,
+    /// [`Host::call`].
+    Call,
+}
+
+/// A request of the module's own.
+#[derive(Clone, Debug)]
+pub struct Called {
+    /// Its token.
+    pub token: u32,
+    /// Where it went.
+    pub cluster: String,
+    /// Its headers.
+    pub headers: BTreeMap<String, String>,
+    /// Its body.
+    pub body: String,
 }
 
 /// A stream as Envoy knows it.
@@ -93,6 +108,10 @@ pub struct Streamed {
     pub headers: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The stream's properties, their paths' parts separated by NUL.
     pub properties: BTreeMap<&'static str, Vec<u8>>,
+    /// The response's headers and trailers, and the headers of the answer to a call.
+    pub maps: BTreeMap<(u8, String), Vec<u8>>,
+    /// The filter state that was set.
+    pub filter_state: BTreeMap<String, String>,
     /// The status and headers of the filter's own reply.
     pub replied: Option<(u16, BTreeMap<String, String>)>,
 }
@@ -109,10 +128,12 @@ type Deed = Box<dyn FnOnce()>;
 struct Vm {
     current: Cell<u32>,
     streams: RefCell<BTreeMap<u32, Streamed>>,
-    refusals: [Cell<u32>; 4],
+    refusals: [Cell<u32>; 5],
     refused: Cell<u64>,
     meanwhile: RefCell<VecDeque<Deed>>,
     log: RefCell<Vec<String>>,
+    called: RefCell<Vec<Called>>,
+    metrics: RefCell<Vec<(String, i64)>>,
 }
 
 /// One VM's view of a [`Process`].
@@ -133,6 +154,8 @@ impl Fake {
             refused: Cell::default(),
             meanwhile: RefCell::default(),
             log: RefCell::default(),
+            called: RefCell::default(),
+            metrics: RefCell::default(),
         };
         Self { process: process.clone(), vm: Rc::new(vm) }
     }
@@ -178,6 +201,16 @@ impl Fake {
         self.vm.log.borrow().clone()
     }
 
+    /// The calls made since this was last asked.
+    pub fn called(&self) -> Vec<Called> {
+        self.vm.called.take()
+    }
+
+    /// The value of a metric; `None`: it was never defined.
+    pub fn value_of(&self, metric: &str) -> Option<i64> {
+        self.vm.metrics.borrow().iter().find(|(name, _)| name == metric).map(|(_, value)| *value)
+    }
+
     fn check(&self, call: Call) -> Result<(), Fault> {
         let times = &self.vm.refusals[call as usize];
         if times.get() == 0 {
@@ -192,6 +225,10 @@ impl Fake {
 impl Host for Fake {
     fn now(&self) -> Instant {
         Instant(self.process.micros.load(Relaxed))
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_micros(self.process.micros.load(Relaxed))
     }
 
     fn random(&self) -> u64 {
@@ -238,6 +275,53 @@ impl Host for Fake {
             None => headers.remove(name),
         };
         Ok(())
+    }
+
+    fn header(&self, map: Map, name: &str) -> Option<Vec<u8>> {
+        let streams = self.vm.streams.borrow();
+        streams.get(&self.vm.current.get())?.maps.get(&(map as u8, name.to_owned())).cloned()
+    }
+
+    fn set_response_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
+        self.check(Call::Header)?;
+        let mut streams = self.vm.streams.borrow_mut();
+        let maps = &mut streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?.maps;
+        let key = (Map::Response as u8, String::from_utf8(name.to_vec()).unwrap());
+        match value {
+            Some(value) => maps.insert(key, value.to_vec()),
+            None => maps.remove(&key),
+        };
+        Ok(())
+    }
+
+    fn set_filter_state(&self, name: &str, value: &[u8]) -> Result<(), Fault> {
+        let mut streams = self.vm.streams.borrow_mut();
+        let state = &mut streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?.filter_state;
+        state.insert(name.to_owned(), String::from_utf8(value.to_vec()).unwrap());
+        Ok(())
+    }
+
+    fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], _: Duration) -> Result<u32, Fault> {
+        self.check(Call::Call)?;
+        let token = self.random() as u32;
+        let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let (cluster, body) = (cluster.to_owned(), String::from_utf8(body.to_vec()).unwrap());
+        self.vm.called.borrow_mut().push(Called { token, cluster, headers, body });
+        Ok(token)
+    }
+
+    fn metric(&self, _: Metric, name: &str) -> Result<u32, Fault> {
+        let mut metrics = self.vm.metrics.borrow_mut();
+        metrics.push((name.to_owned(), 0));
+        Ok(metrics.len() as u32 - 1)
+    }
+
+    fn add(&self, metric: u32, by: u32) {
+        self.vm.metrics.borrow_mut()[metric as usize].1 += i64::from(by);
+    }
+
+    fn set(&self, metric: u32, to: u64) {
+        self.vm.metrics.borrow_mut()[metric as usize].1 = to as i64;
     }
 
     fn reply(&self, status: u16, headers: &[(&str, &str)], _: &[u8]) -> Result<(), Fault> {

@@ -1,10 +1,13 @@
 //! What the filter does in each of its roles: callbacks become events of the core, decisions become hostcalls. No policy here.
 
 pub mod balancer;
+mod client;
+mod explain;
 pub mod reply;
 pub mod roots;
 pub mod shared;
 pub mod status;
+mod watch;
 pub mod worker;
 
 #[cfg(test)]

@@ -1,9 +1,13 @@
 //! The status role: answers the operator's listener from the shared records, and nothing else.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 
 use super::{reply, shared};
 
+use crate::core::health::{Reason, State};
+use crate::core::penalty::{self, Fade};
 use crate::core::record::{Host as HostEntry, Record};
 use crate::core::score;
 use crate::core::time::Instant;
@@ -38,10 +42,12 @@ fn status(host: &impl Host) -> Value {
 
 fn pool(record: &Record, now: Instant) -> Value {
     let scores = score::scores(record, now);
-    let hosts: Vec<Value> = record.hosts().zip(scores).map(|(entry, score)| host_entry(&entry, score)).collect();
+    let hosts: Vec<Value> = record.hosts().zip(scores).map(|(entry, score)| host_entry(&entry, score, record, now)).collect();
+    let is_eligible = |entry: &HostEntry| entry.state(now) == State::Serving || !entry.is_draining() && entry.wants_trial(now);
     json!({
         "policy": "least_score",
         "hosts": hosts,
+        "eligible": record.hosts().filter(is_eligible).count(),
         "waiting": 0,
         "workers": record.workers().filter(|worker| worker.served != 0).count(),
         "unleased": record.header.unleased,
@@ -53,18 +59,23 @@ fn pool(record: &Record, now: Instant) -> Value {
     })
 }
 
-fn host_entry(entry: &HostEntry, score: f64) -> Value {
-    let ewma = entry.ewma();
+fn host_entry(entry: &HostEntry, score: f64, record: &Record, now: Instant) -> Value {
+    let (ewma, fade) = (entry.ewma(), Fade::new(record.header.time_constant(), &record.header));
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     json!({
         "address": entry.address().to_string(),
-        "state": if entry.is_draining() { "draining" } else { "serving" },
+        "state": entry.state(now).word(),
         "in_flight": entry.load(),
         "max_in_flight": entry.max_in_flight,
         "weight": rounded(entry.weight.into()),
         "ewma_ms": ewma.has_history().then(|| rounded(ewma.millis.into())),
         "score": rounded(score),
         "consecutive_failures": entry.consecutive_failures,
-        "ejected_for_ms": 0,
+        "ejected_for_ms": millis(entry.ejected_for(now)),
+        "busy_for_ms": millis(entry.busy_for(now)),
+        "ejections": entry.ejections,
+        "reason": entry.reason().map(Reason::word),
+        "penalty": rounded(penalty::factor(entry, now, fade)),
         "requests": entry.requests,
         "failures": entry.failures,
     })

@@ -1,21 +1,25 @@
-//! One VM instance and its books: every transaction on a pool's record goes through here.
+//! One VM instance and its books: every transaction on a pool's record goes through here. Its jobs: [`jobs`]; what it does for all
+//! workers where it leads: [`super::watch`].
+
+mod jobs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+pub use jobs::{moved_to, whereabouts};
+
 use super::roots::{Pools, Roots};
 use super::shared::{self, Kept};
+use super::watch::{Duties, Led, Watch};
 use crate::config::{self, Pool};
 use crate::core::address::Address;
 use crate::core::book::{Book, Declared};
-use crate::core::choice::{self, Decision, Kind};
-use crate::core::lease::{Lease, Settlement, Whereabouts};
 use crate::core::random::Random;
-use crate::core::record::{Record, Seat};
-use crate::core::roster::Roster;
+use crate::core::record::Record;
 use crate::core::time::Instant;
-use crate::host::{Fault, Host, Level, number};
+use crate::core::{health, lookout};
+use crate::host::{Fault, Host, Level};
 
 /// How often each root ticks.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -27,7 +31,7 @@ const SAME_TICK: Duration = Duration::from_millis(50);
 const CONTENDED: Fault = Fault(u32::MAX);
 
 /// How a transaction's change ends.
-enum Change<T> {
+pub(super) enum Change<T> {
     /// The record changed: store it.
     Store(T),
     /// Nothing changed.
@@ -36,26 +40,30 @@ enum Change<T> {
 
 /// Whether a transaction may start from the record that was stored last, which a store confirms.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Read {
+pub(super) enum Read {
     IfNeedBe,
     Always,
 }
 
-struct PoolBook {
+pub(super) struct PoolBook {
     key: String,
-    book: Book,
+    pub(super) book: Book,
     kept: Kept,
+    /// What the newest live configuration says of the pool.
+    pub(super) pool: Option<Rc<Pool>>,
+    pub(super) watch: Watch,
 }
 
 /// What the streams and roots of one VM share.
 pub struct Worker<H> {
-    host: H,
+    pub(super) host: H,
     id: u64,
-    random: Random,
-    books: BTreeMap<Rc<str>, PoolBook>,
+    pub(super) random: Random,
+    pub(super) books: BTreeMap<Rc<str>, PoolBook>,
     roots: Roots,
     ticked: Instant,
     said: BTreeMap<&'static str, (Instant, u64)>,
+    pub(super) duties: Duties,
 }
 
 impl<H: Host> Worker<H> {
@@ -71,6 +79,7 @@ impl<H: Host> Worker<H> {
             roots: Roots::default(),
             ticked: Instant::default(),
             said: BTreeMap::new(),
+            duties: Duties::default(),
         }
     }
 
@@ -84,7 +93,7 @@ impl<H: Host> Worker<H> {
         if self.roots.ticked(root, instance, pools) {
             self.declare();
         }
-        self.tick();
+        self.tick(root);
     }
 
     /// Notes that a stream starts under a root, whose configuration is live from now on.
@@ -107,141 +116,31 @@ impl<H: Host> Worker<H> {
 
     /// Tells each book what the live configurations say of its pool; where two name the same host differently, the newer one's word stands.
     fn declare(&mut self) {
-        let mut pools: BTreeMap<Rc<str>, Declared> = self.books.keys().map(|name| (name.clone(), Declared::default())).collect();
+        let mut pools: BTreeMap<Rc<str>, (Declared, Option<Rc<Pool>>)> =
+            self.books.keys().map(|name| (name.clone(), Default::default())).collect();
         for (name, pool) in self.roots.pools() {
-            let declared = pools.entry(name.clone()).or_default();
-            if declared.hosts.is_empty() {
+            let (declared, newest) = pools.entry(name.clone()).or_default();
+            if newest.is_none() {
                 (declared.score, declared.time_constant) = (pool.score, pool.time_constant);
+                *newest = Some(pool.clone());
             }
             let known: BTreeSet<Address> = declared.hosts.iter().map(|host| host.address).collect();
             let more = pool.hosts.iter().map(config::Host::named).filter(|host| !known.contains(&host.address));
             declared.hosts.extend(more);
         }
-        for (name, declared) in pools {
+        for (name, (declared, pool)) in pools {
             let books = self.books.entry(name.clone()).or_insert_with(|| {
                 shared::publish(&self.host, &name);
-                PoolBook { key: shared::key(&name), book: Book::new(self.id), kept: Kept::default() }
+                let (key, book) = (shared::key(&name), Book::new(self.id));
+                PoolBook { key, book, kept: Kept::default(), pool: None, watch: Watch::default() }
             });
             books.book.declare(declared);
+            books.pool = pool;
         }
-    }
-
-    /// Chooses a host for a request. A job gets a lease, also when its host cannot be chosen here: then it follows where Envoy sends it.
-    pub fn choose(
-        &mut self,
-        pool_name: &str,
-        stream: u32,
-        pool: &Pool,
-        roster: &mut Roster,
-        kind: Kind,
-    ) -> Result<Decision, Fault> {
-        let now = self.host.now();
-        if let Some(books) = self.books.get_mut(pool_name) {
-            match kind {
-                Kind::Job => books.book.served = true,
-                Kind::Other => books.book.unleased += 1,
-            }
-        }
-        let read = if kind == Kind::Job { Read::IfNeedBe } else { Read::Always };
-        let (decision, seat) = self.transact(pool_name, read, |_, record, random| {
-            let decision = choice::choose(record, pool, roster, now, random, kind);
-            let slot = match &decision {
-                Decision::Chosen(hosts) if kind == Kind::Job => hosts.first().and_then(|host| roster.slot_of(*host)),
-                _ => None,
-            };
-            match slot.and_then(|slot| Some((slot, record.host(slot)?.generation))) {
-                Some((slot, generation)) => {
-                    record.reserve(slot);
-                    Change::Store((decision, Some(Seat { slot, generation })))
-                }
-                None => Change::Leave((decision, None)),
-            }
-        })?;
-        if let (Decision::Chosen(hosts), Some(seat)) = (&decision, seat) {
-            let named = hosts.iter().filter_map(|host| pool.hosts.get(*host)).map(|host| host.address).collect();
-            self.take(pool_name, stream, Lease::new(Some(seat), named, now, pool.time_constant));
-        }
-        Ok(decision)
-    }
-
-    /// Takes a lease for a job whose host Envoy chooses.
-    pub fn take_unplaced(&mut self, pool_name: &str, stream: u32, pool: &Pool) {
-        let now = self.host.now();
-        self.take(pool_name, stream, Lease::new(None, Vec::new(), now, pool.time_constant));
-    }
-
-    fn take(&mut self, pool_name: &str, stream: u32, lease: Lease) {
-        if let Some(books) = self.books.get_mut(pool_name) {
-            books.book.take(stream, lease);
-        }
-    }
-
-    /// The host of a stream's lease; the outer `None`: it has no lease.
-    pub fn leased_at(&self, pool_name: &str, stream: u32) -> Option<Option<Address>> {
-        self.books.get(pool_name)?.book.lease(stream).map(|lease| lease.address)
-    }
-
-    /// Moves a stream's lease to the host that works on it now.
-    fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
-        self.say_if_overruled(pool_name, stream, now_at);
-        let moved = self.transact(pool_name, Read::IfNeedBe, |book, record, _| match book.lease(stream) {
-            Some(lease) if lease.address != Some(now_at.address) => Change::Store(Some(lease.follow(record, now_at))),
-            _ => Change::Leave(None),
-        });
-        match moved {
-            Ok(Some(moved)) => {
-                if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
-                    lease.moved(moved);
-                }
-            }
-            Ok(None) => {}
-            // The next tick looks again, and so does the end.
-            Err(fault) => self.say_fault("follow a retry", fault),
-        }
-    }
-
-    /// Gives a stream's lease back; asks for the latency only if it would count. What cannot be stored now is stored at the next tick.
-    pub fn settle(&mut self, pool_name: &str, stream: u32, mut end: Settlement, latency: impl Fn() -> Option<Duration>) {
-        if let Some(at) = end.whereabouts {
-            self.say_if_overruled(pool_name, stream, at);
-        }
-        let now = self.host.now();
-        let settled = self.transact(pool_name, Read::IfNeedBe, |book, record, _| {
-            let Some(lease) = book.lease(stream) else { return Change::Leave(()) };
-            if end.latency.is_none() && lease.wants_latency(record, &end, now) {
-                end.latency = latency();
-            }
-            lease.settle(record, end, now);
-            Change::Store(())
-        });
-        let book = self.books.get_mut(pool_name).map(|books| &mut books.book);
-        match settled {
-            Ok(()) => _ = book.and_then(|book| book.give(stream)),
-            Err(fault) => {
-                if let Some(lease) = book.and_then(|book| book.lease_mut(stream)) {
-                    lease.ended = Some(end);
-                }
-                self.say_fault("settle a lease", fault);
-            }
-        }
-    }
-
-    fn say_if_overruled(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
-        let lease = self.books.get(pool_name).and_then(|books| books.book.lease(stream));
-        let Some(named) = lease.filter(|lease| lease.is_overruled(now_at)).and_then(|lease| lease.address) else {
-            return;
-        };
-        self.say("overruled", Level::Warn, || {
-            let seen = now_at.address;
-            format!(
-                "pool {pool_name}: Envoy sent a job to {seen} though {named} was named: is {named} in the cluster, and does its \
-                 override_host policy read our header?"
-            )
-        });
     }
 
     /// Once per [`TICK`], whichever root it comes from: sees to retries, to what could not be stored, to the other workers, and shows that it lives.
-    fn tick(&mut self) {
+    fn tick(&mut self, root: u32) {
         let now = self.host.now();
         // A clock that stepped back is a new tick, not the same one.
         if (self.ticked..self.ticked + SAME_TICK).contains(&now) && self.ticked != Instant::default() {
@@ -251,9 +150,12 @@ impl<H: Host> Worker<H> {
         self.roots.pass();
         let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
         for name in names {
-            self.follow_retries(&name, now);
+            self.follow_retries(&name);
         }
+        // Calls of ours are the root's: Envoy would take them for those of the stream that was looked at last.
+        let _ = self.host.enter(root);
         self.keep_all_books();
+        self.send_alerts();
     }
 
     fn keep_all_books(&mut self) {
@@ -268,48 +170,35 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    fn follow_retries(&mut self, name: &str, now: Instant) {
-        let Some(books) = self.books.get(name) else {
-            return;
-        };
-        let (mut ended, mut running) = (Vec::new(), Vec::new());
-        for (stream, lease) in books.book.leases() {
-            match lease.ended {
-                Some(end) => ended.push((stream, end)),
-                None if !(lease.taken..lease.taken + TICK).contains(&now) => running.push((stream, lease.address)),
-                None => {}
-            }
-        }
-        for (stream, end) in ended {
-            self.settle(name, stream, end, || None);
-        }
-        for (stream, address) in running {
-            if self.host.enter(stream).is_err() {
-                continue;
-            }
-            if let Some(at) = moved_to(&self.host, address) {
-                self.follow(name, stream, at);
-            }
-        }
-    }
-
     fn keep_books(&mut self, name: &str) -> Result<(), Fault> {
+        let (id, now) = (self.id, self.host.now());
         let mut suspects = None;
         let is_due = self.books.get_mut(name).is_some_and(|books| books.book.beat_is_due());
+        let pool = self.books.get(name).and_then(|books| books.pool.clone());
+        let mut leader = self.books.get(name).map(|books| books.watch.leader).unwrap_or_default();
+        let mut has_looked = false;
         // The beats of others must be read, not remembered.
-        let buried = self.transact(name, Read::Always, |book, record, _| {
+        let (buried, led) = self.transact(name, Read::Always, |book, record, _| {
             if book.is_idle() {
                 book.leave(record);
-                return Change::Store(0);
+                return Change::Store((0, None));
             }
             let suspects = suspects.get_or_insert_with(|| book.watch(record));
             let buried = book.bury(record, suspects);
-            if is_due || buried > 0 || record.has_droppable() || book.has_unnamed(record) {
+            if !std::mem::replace(&mut has_looked, true) {
+                leader.look(record);
+            }
+            let led = pool.as_ref().filter(|_| leader.claim(record, id, now));
+            let events = led.map(|pool| {
+                health::oversee(record, pool, now);
+                lookout::look(record, now)
+            });
+            if is_due || events.is_some() || buried > 0 || record.has_droppable() || book.has_unnamed(record) {
                 book.retire_unnamed(record);
                 record.drop_retired();
-                return Change::Store(buried);
+                return Change::Store((buried, events.map(|events| Led { record: record.clone(), events })));
             }
-            Change::Leave(0)
+            Change::Leave((0, None))
         })?;
         if buried > 0 {
             let line = format!(
@@ -317,17 +206,21 @@ impl<H: Host> Worker<H> {
             );
             self.host.log(Level::Warn, &line);
         }
+        if let Some(books) = self.books.get_mut(name) {
+            books.watch.leader = leader;
+        }
+        self.watch(name, led);
         Ok(())
     }
 
     /// Reads the pool's record, joins it if need be, changes it, and stores it; again, if another worker was faster.
-    fn transact<T>(
+    pub(super) fn transact<T>(
         &mut self,
         name: &str,
         read: Read,
         mut change: impl FnMut(&mut Book, &mut Record, &mut Random) -> Change<T>,
     ) -> Result<T, Fault> {
-        let Some(PoolBook { key, book, kept }) = self.books.get_mut(name) else {
+        let Some(PoolBook { key, book, kept, .. }) = self.books.get_mut(name) else {
             return Err(CONTENDED);
         };
         let mut guess = kept.take().filter(|_| read == Read::IfNeedBe);
@@ -384,15 +277,6 @@ impl<H: Host> Worker<H> {
             Fault(status) => format!("could not {doing}: Envoy answered with status {status}"),
         });
     }
-}
-
-/// Where Envoy works on the current stream's job, if that is not where its lease is.
-pub fn moved_to(host: &impl Host, leased_at: Option<Address>) -> Option<Whereabouts> {
-    let address = Address::parse(&host.property("upstream\0address")?)?;
-    if Some(address) == leased_at {
-        return None;
-    }
-    Some(Whereabouts { address, attempts: number(host.property("upstream\0request_attempt_count")).unwrap_or(1) })
 }
 
 #[cfg(test)]

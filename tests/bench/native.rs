@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use plimsoll::config::{Pool, Role};
 use plimsoll::core::choice::{Decision, Kind};
@@ -18,7 +18,7 @@ use plimsoll::core::outcome::Outcome;
 use plimsoll::core::record::Record;
 use plimsoll::core::roster::Roster;
 use plimsoll::core::time;
-use plimsoll::host::{Fault, Headers, Host, Level, Shared};
+use plimsoll::host::{Fault, Headers, Host, Level, Map, Metric, Shared};
 use plimsoll::roles::roots::Pools;
 use plimsoll::roles::shared;
 use plimsoll::roles::worker::{TICK, Worker};
@@ -132,9 +132,38 @@ impl Host for Seam {
         unreachable!("a worker does not reply")
     }
 
+    /// There are no streams: where a job runs is where it was sent.
     fn enter(&self, _: u32) -> Result<(), Fault> {
-        unreachable!("no job is as old as a tick")
+        Err(Fault(2))
     }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH
+    }
+
+    fn header(&self, _: Map, _: &str) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn set_response_header(&self, _: &[u8], _: Option<&[u8]>) -> Result<(), Fault> {
+        unreachable!("a worker handles no headers")
+    }
+
+    fn set_filter_state(&self, _: &str, _: &[u8]) -> Result<(), Fault> {
+        unreachable!("nothing is explained here")
+    }
+
+    fn call(&self, _: &str, _: &[(&str, &str)], _: &[u8], _: Duration) -> Result<u32, Fault> {
+        unreachable!("there are no probes and no alerts here")
+    }
+
+    fn metric(&self, _: Metric, _: &str) -> Result<u32, Fault> {
+        Ok(0)
+    }
+
+    fn add(&self, _: u32, _: u32) {}
+
+    fn set(&self, _: u32, _: u64) {}
 }
 
 /// A worker of ours that serves one pool. It stays on its thread, as Envoy's do.
@@ -172,7 +201,7 @@ impl Vm {
         loop {
             self.stream += 1;
             match self.worker.choose(&self.name, self.stream, &self.pool, &mut self.roster, Kind::Job) {
-                Ok(Decision::Chosen(hosts)) => return Job { stream: self.stream, host: hosts[0] },
+                Ok(Decision::Chosen(chosen)) => return Job { stream: self.stream, host: chosen.hosts[0] },
                 Ok(decision) => panic!("no host for a job while there are free slots: {decision:?}"),
                 Err(_) => self.gave_up += 1,
             }
@@ -181,9 +210,9 @@ impl Vm {
 
     /// Gives its lease back: one transaction; if that gives up, waits for the tick that does it.
     pub fn settle(&mut self, job: &Job) {
-        let end = Settlement { outcome: Outcome::Success, latency: None, whereabouts: None };
+        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None };
         self.worker.settle(&self.name, job.stream, end, || Some(LATENCY));
-        while self.worker.leased_at(&self.name, job.stream).is_some() {
+        while self.worker.lease(&self.name, job.stream).is_some() {
             self.gave_up += 1;
             std::thread::sleep(TICK);
             self.worker.root_ticks(1, &self.name, &self.pools);

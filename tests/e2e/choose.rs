@@ -177,13 +177,15 @@ async fn the_status_listener_answers_its_path_and_nothing_else() {
         .iter()
         .map(|address| {
             json!({"address": address.to_string(), "state": "serving", "in_flight": 0, "max_in_flight": 3, "weight": 1.0,
-                "ewma_ms": null, "score": 0.7, "consecutive_failures": 0, "ejected_for_ms": 0, "requests": 0, "failures": 0})
+                "ewma_ms": null, "score": 0.7, "penalty": 1.0, "consecutive_failures": 0, "ejected_for_ms": 0, "busy_for_ms": 0,
+                "ejections": 0, "reason": null, "requests": 0, "failures": 0})
         })
         .collect();
     support::eventually("the first tick makes the books", async || !envoy.status().await["pools"]["gpu"].is_null()).await;
     let pool = &envoy.status().await["pools"]["gpu"];
     assert_eq!(pool["hosts"], json!(expected));
-    assert_eq!((&pool["policy"], &pool["waiting"], &pool["workers"]), (&json!("least_score"), &json!(0), &json!(0)));
+    let of_pool = ["policy", "eligible", "waiting", "workers"].map(|field| pool[field].clone());
+    assert_eq!(of_pool, [json!("least_score"), json!(2), json!(0), json!(0)]);
     let reply = client.get("/other").await;
     assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (404, Some("not_found")));
     let reply = client.post("/status.json", "{}").await;

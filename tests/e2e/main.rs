@@ -7,9 +7,18 @@
     reason = "a test panics to say that something is wrong"
 )]
 
+mod alerts;
+mod breaker;
+mod busy;
 mod choose;
+mod clients;
 mod configuration;
+mod ejection;
 mod exact;
+mod explain;
+mod failing;
 mod harness;
 mod hostile;
 mod leases;
+mod outcomes;
+mod probes;

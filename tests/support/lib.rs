@@ -15,13 +15,16 @@
     reason = "this crate is only ever part of a test or a benchmark: a panic is how it says that something is wrong"
 )]
 
+pub mod alerts;
 pub mod envoy;
 pub mod gpu;
 pub mod load;
+pub mod wall;
 
+pub use alerts::Alertmanager;
 pub use envoy::{Envoy, RunningEnvoy, Times};
 pub use gpu::{Counts, Door, Fault, Fleet, Gpu, GpuHost, Seen};
-pub use load::{Abort, Client, Failure, Load, Outcome, Pool, Reply, Report, Wire};
+pub use load::{Abort, Client, Failure, Load, Outcome, Pool, Repeated, Reply, Report, Wire};
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,8 @@
 use super::*;
-use crate::core::fixture::{address, at, named};
+use crate::core::fixture::{address, at, named, pool_of};
 use crate::core::lease::Settlement;
 use crate::core::outcome::Outcome;
+use crate::core::random::Random;
 use proptest::prelude::*;
 
 mod sweeps;
@@ -53,16 +54,16 @@ impl Crew {
         self.streams += 1;
         let seat = self.record.seat_at(address(host)).unwrap();
         self.record.reserve(seat.slot);
-        let lease = Lease::new(Some(seat), vec![address(host)], at(1.0), Duration::from_secs(30));
+        let lease = Lease::new(Some(seat), vec![address(host)], at(1.0), pool_of(1, ""), None);
         self.books[worker].take(self.streams, lease);
         self.streams
     }
 
     fn settle(&mut self, worker: usize, stream: u32) {
         self.sync(worker);
-        let end = Settlement { outcome: Outcome::Success, latency: None, whereabouts: None };
+        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None };
         let lease = self.books[worker].give(stream).unwrap();
-        lease.settle(&mut self.record, end, at(2.0));
+        lease.settle(&mut self.record, end, at(2.0), &mut Random::new(1));
     }
 
     fn declare(&mut self, worker: usize, hosts: &[usize]) {

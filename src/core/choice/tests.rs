@@ -50,7 +50,7 @@ impl Bench {
 
     fn hosts(&mut self, kind: Kind) -> Vec<usize> {
         match self.decide(kind) {
-            Decision::Chosen(hosts) => hosts,
+            Decision::Chosen(chosen) => chosen.hosts,
             other => panic!("{other:?}"),
         }
     }
@@ -76,6 +76,11 @@ impl Bench {
         }
         self.record.hosts().map(|host| host.load()).collect()
     }
+}
+
+/// The decision for this host alone.
+fn sent_to(host: usize) -> Decision {
+    Decision::Chosen(Chosen { hosts: vec![host], trial: None, why: None })
 }
 
 #[track_caller]
@@ -255,8 +260,8 @@ fn a_host_that_was_retired_is_not_named() {
 fn when_all_drain_there_is_no_host_for_anybody() {
     let hosts = r#""hosts": [{"address": "10.0.0.1:80", "drain": true}]"#;
     let mut bench = Bench::new(pool(hosts));
-    assert_eq!(bench.decide(Kind::Job), Decision::NoHost);
-    assert_eq!(bench.decide(Kind::Other), Decision::NoHost);
+    assert_eq!(bench.decide(Kind::Job), Decision::NoHost(Duration::from_secs(1)));
+    assert_eq!(bench.decide(Kind::Other), Decision::NoHost(Duration::from_secs(1)));
 }
 
 #[test]
@@ -297,9 +302,9 @@ fn a_host_that_came_back_is_as_full_as_its_machine_was_left() {
     let (mut random, mut roster) = (Random::new(1), Roster::default());
     let mut decide = |record: &Record| choose(record, &pool, &mut roster, at(1.0), &mut random, Kind::Job);
     // One of its two slots is taken by the job of the generation before; the other host is the less loaded one.
-    assert_eq!(decide(&record), Decision::Chosen(vec![1]));
+    assert_eq!(decide(&record), sent_to(1));
     (0..2).for_each(|_| record.reserve(1));
-    assert_eq!(decide(&record), Decision::Chosen(vec![0]));
+    assert_eq!(decide(&record), sent_to(0));
     record.reserve(2);
     assert!(matches!(decide(&record), Decision::Full(_)));
 }
@@ -310,7 +315,7 @@ fn a_latency_that_was_fed_counts_at_the_next_choice_and_fades_with_time() {
     let (mut record, mut random, mut roster) = (record_of(&pool), Random::new(1), Roster::default());
     let mut firsts = |record: &Record, seconds: f64| {
         let decisions = (0..200).map(|_| choose(record, &pool, &mut roster, at(seconds), &mut random, Kind::Job));
-        decisions.filter(|decision| *decision == Decision::Chosen(vec![0])).count()
+        decisions.filter(|decision| *decision == sent_to(0)).count()
     };
     assert!((70..130).contains(&firsts(&record, NOW)), "no history: a tie");
     for (slot, millis) in [(0, 9000.0), (1, 1000.0)] {
@@ -350,7 +355,7 @@ proptest! {
         let has_slot = |index: usize| hosts[index].2 < hosts[index].1;
         let all = 0..hosts.len();
         match bench.decide(Kind::Job) {
-            Decision::Chosen(chosen) => {
+            Decision::Chosen(Chosen { hosts: chosen, .. }) => {
                 prop_assert!(has_slot(chosen[0]), "the first has no free slot");
                 prop_assert!(chosen.iter().all(|host| serves(*host)));
                 prop_assert_eq!(chosen.len(), all.filter(|host| serves(*host)).count().min(3));
@@ -361,7 +366,7 @@ proptest! {
                 prop_assert!(all.clone().any(serves) && !all.into_iter().any(|host| serves(host) && has_slot(host)));
                 prop_assert!((1..=60).contains(&advice.as_secs()));
             }
-            Decision::NoHost => prop_assert!(!all.into_iter().any(serves)),
+            Decision::NoHost(_) => prop_assert!(!all.into_iter().any(serves)),
         }
     }
 }

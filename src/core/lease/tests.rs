@@ -1,6 +1,6 @@
 use super::*;
 use crate::core::ewma::Ewma;
-use crate::core::fixture::{address, at, seats_of};
+use crate::core::fixture::{address, at, pool_of, seats_of};
 use proptest::prelude::*;
 
 const TAU: Duration = Duration::from_secs(30);
@@ -14,20 +14,30 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::of("")
+    }
+
+    fn of(keys: &str) -> Self {
         let (mut record, seats) = seats_of(5);
         record.reserve(0);
-        let lease = Lease::new(Some(seats[0]), (0..4).map(address).collect(), at(1.0), TAU);
+        let lease = Lease::new(Some(seats[0]), (0..4).map(address).collect(), at(1.0), pool_of(5, keys), None);
         Self { record, seats, lease }
     }
 
     /// Envoy's attempt of this number works at this host.
     fn seen(&mut self, host: usize, attempts: u64) {
-        let moved = self.lease.follow(&mut self.record, Whereabouts { address: address(host), attempts });
+        let moved =
+            self.lease.follow(&mut self.record, Whereabouts { address: address(host), attempts }, at(5.0), &mut Random::new(1));
         self.lease.moved(moved);
     }
 
     fn settle(&mut self, outcome: Outcome, latency: Option<Duration>, whereabouts: Option<Whereabouts>) {
-        self.lease.settle(&mut self.record, Settlement { outcome, latency, whereabouts }, at(10.0));
+        self.lease.settle(
+            &mut self.record,
+            Settlement { outcome, is_timed: true, latency, whereabouts },
+            at(10.0),
+            &mut Random::new(1),
+        );
     }
 
     fn loads(&self) -> Vec<u32> {
@@ -119,7 +129,7 @@ fn a_lease_elsewhere_is_settled_without_a_trace() {
 #[test]
 fn a_lease_that_nobody_saw_placed_is_settled_without_a_trace() {
     let mut bench = Bench::new();
-    bench.lease = Lease::new(None, Vec::new(), at(1.0), TAU);
+    bench.lease = Lease::new(None, Vec::new(), at(1.0), pool_of(5, ""), None);
     let before = bench.record.clone();
     bench.settle(Outcome::Failure, None, None);
     assert_eq!(bench.record, before);
@@ -197,9 +207,9 @@ proptest! {
         let bench = Bench::new();
         let (mut first, mut second) = (bench.record.clone(), bench.record.clone());
         second.reserve(4);
-        let at = Whereabouts { address: address(host), attempts };
-        let moved = bench.lease.follow(&mut first, at);
-        prop_assert_eq!(bench.lease.follow(&mut second, at), moved);
+        let whereabouts = Whereabouts { address: address(host), attempts };
+        let moved = bench.lease.follow(&mut first, whereabouts, at(5.0), &mut Random::new(1));
+        prop_assert_eq!(bench.lease.follow(&mut second, whereabouts, at(5.0), &mut Random::new(1)), moved);
         second.release(bench.seats[4]);
         prop_assert!(first.hosts().zip(second.hosts()).all(|(first, second)| first.load() == second.load()));
     }

@@ -81,6 +81,19 @@ impl Bootstrap {
         self.cluster()["load_assignment"]["endpoints"] = json!([{ "lb_endpoints": endpoints }]);
     }
 
+    /// Adds a plain cluster.
+    pub fn add_cluster(&mut self, name: &str, address: SocketAddr) {
+        let socket = json!({ "address": address.ip().to_string(), "port_value": address.port() });
+        let endpoint = json!({ "endpoint": { "address": { "socket_address": socket } } });
+        let cluster = json!({
+            "name": name,
+            "type": "STATIC",
+            "connect_timeout": "1s",
+            "load_assignment": { "cluster_name": name, "endpoints": [{ "lb_endpoints": [endpoint] }] },
+        });
+        self.tree["static_resources"]["clusters"].as_array_mut().expect("clusters").push(cluster);
+    }
+
     /// Changes the balancer's configuration as the JSON that it is.
     pub fn edit_configuration(&mut self, change: impl FnOnce(&mut Value)) {
         let Some(at) = self.balancer() else { self.missing("Wasm filter with \"pools\" in the listener ingress") };

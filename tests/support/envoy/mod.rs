@@ -71,6 +71,12 @@ impl Envoy {
         self
     }
 
+    /// Merges into the filter's configuration, beside its pools, as [`Envoy::route`] does into routes.
+    pub fn keys(mut self, patch: Value) -> Self {
+        self.bootstrap.edit_configuration(|configuration| merge(configuration, &patch));
+        self
+    }
+
     /// Makes this the filter's whole configuration.
     pub fn configuration(mut self, configuration: Value) -> Self {
         self.bootstrap.edit_configuration(|old| *old = configuration);
@@ -93,6 +99,12 @@ impl Envoy {
     /// Merges into the cluster, as [`Envoy::route`] does into routes.
     pub fn cluster(mut self, patch: Value) -> Self {
         merge(self.bootstrap.cluster(), &patch);
+        self
+    }
+
+    /// Adds a cluster of one HTTP/1.1 host.
+    pub fn other_cluster(mut self, name: &str, host: &impl crate::Target) -> Self {
+        self.bootstrap.add_cluster(name, host.address());
         self
     }
 

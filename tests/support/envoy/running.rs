@@ -95,6 +95,30 @@ impl RunningEnvoy {
         status["pools"]["gpu"]["hosts"].as_array().unwrap_or_else(|| panic!("no pool gpu in {status}")).clone()
     }
 
+    /// One field of each host of the pool `gpu`.
+    pub async fn column(&self, name: &str) -> Vec<Value> {
+        self.books().await.into_iter().map(|mut host| host[name].take()).collect()
+    }
+
+    /// Waits until what the filter says of the hosts of the pool `gpu` is so, and gives it; panics with it after [`DEADLINE`].
+    pub async fn until(&self, what: &str, so: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let status = self.status().await;
+            // The first tick makes the books.
+            if let Some(books) = status["pools"]["gpu"]["hosts"].as_array().filter(|books| so(books)) {
+                return books.clone();
+            }
+            assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}; it says {status:#}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until a host of the pool `gpu` is in this state, and gives what the filter says of it then.
+    pub async fn until_state(&self, host: usize, state: &str) -> Value {
+        self.until(&format!("host {host} is {state}"), |books| books[host]["state"] == state).await.swap_remove(host)
+    }
+
     /// The filter's in-flight count of each host of the pool `gpu`.
     pub async fn in_flight(&self) -> Vec<i64> {
         let books = self.books().await;

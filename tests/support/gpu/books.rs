@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Version};
 use serde::Serialize;
@@ -54,6 +55,8 @@ pub struct Seen {
     pub version: Version,
     /// As received; values are bytes.
     pub headers: HeaderMap,
+    /// The first 64 KiB of its body, once it has come whole.
+    pub body: Bytes,
     /// When its headers came.
     pub arrived: Instant,
     /// When it got a slot.
@@ -161,11 +164,19 @@ impl Job {
             path: request.uri.path_and_query().map_or_else(|| request.uri.to_string(), ToString::to_string),
             version: request.version,
             headers: request.headers.clone(),
+            body: Bytes::new(),
             arrived: Instant::now(),
             started: None,
             ended: None,
         });
         Self { shared: shared.clone(), id, phase: Phase::Held, end: End::Aborted }
+    }
+
+    /// Notes what came as the request's body.
+    pub fn received(&self, body: Bytes) {
+        if let Some(seen) = self.shared.books.log.lock().unwrap().entry(self.id) {
+            seen.body = body;
+        }
     }
 
     /// Waits for a slot behind all who came before.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue, UPGRADE};
@@ -19,6 +19,9 @@ use super::books::Job;
 use super::fault::Kind;
 use super::line::{GatedExecutor, Line, Port, gated};
 use super::{Door, Shared, control};
+
+/// How much of a request's body is remembered.
+const BODY_KEPT: usize = 64 << 10;
 
 /// Why a request gets no response at all; hyper resets its stream with the reason, or closes its HTTP/1.1 connection.
 type NoAnswer = h2::Error;
@@ -146,20 +149,23 @@ async fn job(shared: &Arc<Shared>, line: &Arc<Line>, request: Request<Incoming>)
     if websocket && fault.is_none() {
         return Ok(echo(shared, job, Request::from_parts(head, body)));
     }
-    drain(body).await?;
+    job.received(drain(body).await?);
     match fault {
         Some(kind) => misbehave(kind, line, job, &head).await,
         None => Ok(work(shared, job, &head).await),
     }
 }
 
-async fn drain(mut body: Incoming) -> Result<(), NoAnswer> {
+/// Reads a body to its end and gives the beginning of it.
+async fn drain(mut body: Incoming) -> Result<Bytes, NoAnswer> {
+    let mut beginning = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        if frame.is_err() {
-            return Err(h2::Reason::CANCEL.into());
+        let Ok(frame) = frame else { return Err(h2::Reason::CANCEL.into()) };
+        if let Some(data) = frame.data_ref() {
+            beginning.extend_from_slice(&data[..data.len().min(BODY_KEPT - beginning.len())]);
         }
     }
-    Ok(())
+    Ok(beginning.freeze())
 }
 
 async fn misbehave(kind: Kind, line: &Arc<Line>, job: Job, head: &Parts) -> Result<Response<Answer>, NoAnswer> {

@@ -132,6 +132,11 @@ impl Client {
         self.ask(Method::POST, path, body)
     }
 
+    /// A gRPC call with an empty message. (HTTP/2 is what gRPC wants.)
+    pub fn grpc(&self, path: &str) -> Ask {
+        self.post(path, &[0u8; 5][..]).header("content-type", "application/grpc").header("te", "trailers")
+    }
+
     /// Any method.
     pub fn ask(&self, method: Method, path: &str, body: impl Into<Bytes>) -> Ask {
         Ask { client: *self, call: Call::new(method, path, body) }

@@ -9,5 +9,5 @@ mod wire;
 pub use client::{Ask, Call, Client, Ongoing, Reply};
 pub use connection::{Failure, Pool};
 pub use report::{Outcome, Report, Served};
-pub use schedule::{Abort, Load, Shot};
+pub use schedule::{Abort, Load, Repeated, Shot};
 pub use wire::Wire;

@@ -65,6 +65,19 @@ impl Report {
         Self { served, latency }
     }
 
+    /// Appends a later run, as if it had begun when this one ended.
+    pub(super) fn append(&mut self, later: Self) {
+        let (numbers, time) = (self.served.len(), self.duration());
+        self.latency.add(&later.latency).expect("the same bounds");
+        self.served.extend(later.served.into_iter().map(|one| Served {
+            number: one.number + numbers,
+            due: one.due + time,
+            sent: one.sent + time,
+            ended: one.ended + time,
+            ..one
+        }));
+    }
+
     /// How many requests ended in each way.
     pub fn outcomes(&self) -> BTreeMap<Outcome, usize> {
         tally(self.served.iter().map(|one| one.outcome))

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand_distr::{Distribution, Exp};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::client::Call;
 use super::connection::{Connection, Failure, Lent, Pool, Protocol};
@@ -160,6 +161,29 @@ impl Load {
         self
     }
 
+    /// Runs beside the test; the handle gives the report.
+    pub fn start(self, target: &impl Target) -> JoinHandle<Report> {
+        let target = target.address();
+        tokio::spawn(async move { self.run(&target).await })
+    }
+
+    /// Runs beside the test, over and over, until it is told to end.
+    pub fn repeat(self, target: &impl Target) -> Repeated {
+        let target = target.address();
+        let go_on = Arc::new(AtomicBool::new(true));
+        let running = tokio::spawn({
+            let go_on = go_on.clone();
+            async move {
+                let mut report = self.clone().run(&target).await;
+                while go_on.load(Ordering::Relaxed) {
+                    report.append(self.clone().run(&target).await);
+                }
+                report
+            }
+        });
+        Repeated { go_on, running }
+    }
+
     /// Sends everything at its time and waits for the last answer.
     pub async fn run(mut self, target: &impl Target) -> Report {
         let address = target.address();
@@ -194,6 +218,20 @@ impl Load {
             served.push(done.expect("a request panicked"));
         }
         Report::new(served)
+    }
+}
+
+/// A load that runs over and over: see [`Load::repeat`].
+pub struct Repeated {
+    go_on: Arc<AtomicBool>,
+    running: JoinHandle<Report>,
+}
+
+impl Repeated {
+    /// Lets the run that is under way be the last, and gives the report of all.
+    pub async fn end(self) -> Report {
+        self.go_on.store(false, Ordering::Relaxed);
+        self.running.await.expect("the load ran")
     }
 }
 

@@ -44,6 +44,7 @@ enum How {
     Failure,
     Abort,
     BadPrompt,
+    TooMany,
 }
 
 /// What becomes of the pool's record.
@@ -102,7 +103,13 @@ fn wanted() -> impl Strategy<Value = Wanted> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let how = prop_oneof![Just(How::Success), Just(How::Failure), Just(How::Abort), Just(How::BadPrompt)];
+    let how = prop_oneof![
+        3 => Just(How::Success),
+        6 => Just(How::Failure),
+        2 => Just(How::Abort),
+        1 => Just(How::BadPrompt),
+        1 => Just(How::TooMany),
+    ];
     let call = prop_oneof![3 => Just(Call::Load), 3 => Just(Call::Store), 1 => Just(Call::Header), 1 => Just(Call::Reply)];
     let loss = prop_oneof![
         1 => Just(Loss::Gone),

@@ -48,6 +48,8 @@ impl World {
             self.vms.iter().find(is_it).is_some_and(|vm| vm.borrow().caught_up == Some((header.incarnation, header.epoch)))
         });
         assert!(!all_caught_up || is_swept, "all live workers ticked, and what the dead held is still there");
+        let ejected = record.hosts().filter(|host| host.is_ejected()).count();
+        assert!(self.reloaded.get() || ejected <= record.hosts().len() / 2, "{ejected} hosts are ejected at once");
         let failures: u64 = record.hosts().map(|host| host.failures).sum();
         assert!(failures <= self.guilty.get(), "{failures} failures blamed, {} seen", self.guilty.get());
     }

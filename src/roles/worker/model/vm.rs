@@ -11,7 +11,7 @@ use crate::config::Role;
 use crate::core::address::Address;
 use crate::core::record::Seat;
 use crate::core::time::Instant;
-use crate::host::Host;
+use crate::host::{Host, Map};
 use crate::roles::balancer::{Flow, Plan, Stream};
 use crate::roles::fake::{Fake, Process, Streamed};
 use crate::roles::shared::Kept;
@@ -47,6 +47,8 @@ pub struct Met {
     pub verdict: Option<String>,
     /// No hostcall was refused.
     pub clean: bool,
+    /// When it came.
+    pub now: Instant,
 }
 
 pub struct Vm {
@@ -150,6 +152,7 @@ impl Vm {
         let refused = self.host.refused();
         let mut stream = Stream::new(self.host.clone(), self.worker.clone(), running.plan.clone(), id);
         self.host.make_current(id);
+        let now = self.host.now();
         let flow = stream.request();
         let seen = self.host.stream(id, |stream| stream.clone());
         let clean = self.host.refused() == refused;
@@ -178,7 +181,7 @@ impl Vm {
                 self.jobs.insert(id, Job { stream, named, has_lease, attempts: 0, answered: false, ticks: 0, patience: 2 });
             }
         }
-        is_pools.then_some(Met { running, named, verdict, clean })
+        is_pools.then_some(Met { running, named, verdict, clean, now })
     }
 
     /// The stream with this number; its callbacks come next.
@@ -208,8 +211,14 @@ impl Vm {
 
     /// A response begins: Envoy does not retry any more.
     pub fn answer(&mut self, number: usize) {
-        if let Some((_, job)) = self.pick(number).filter(|(_, job)| job.attempts > 0) {
-            job.answered = true;
+        let refused = self.host.refused();
+        let Some((id, job)) = self.pick(number).filter(|(_, job)| job.attempts > 0 && !job.answered) else {
+            return;
+        };
+        job.answered = true;
+        job.stream.response();
+        if self.host.refused() == refused {
+            self.check_follows(id, "when its response began");
         }
     }
 
@@ -224,13 +233,17 @@ impl Vm {
             How::Failure => (503, 1 << 5, "upstream_reset_before_response_started"),
             How::Abort => (0, 1 << 14, "downstream_remote_disconnect"),
             How::BadPrompt => (400, 0, "via_upstream"),
+            How::TooMany => (429, 0, "via_upstream"),
         };
         host.stream(id, |stream| {
-            stream.properties.insert("response\0code", code.to_le_bytes().into());
+            stream.maps.insert((Map::Response as u8, ":status".to_owned()), code.to_string().into());
             stream.properties.insert("response\0flags", flags.to_le_bytes().into());
             stream.properties.insert("response\0code_details", details.into());
             stream.properties.insert("response\0backend_latency", (millis * 1_000_000).to_le_bytes().into());
         });
+        if code != 0 && !job.answered {
+            job.stream.response();
+        }
         job.stream.done();
         self.jobs.remove(&id);
         host.forget(id);
@@ -239,6 +252,13 @@ impl Vm {
             self.owed.insert(id);
         }
         matches!(how, How::Failure)
+    }
+
+    /// A job that its host does at once.
+    pub fn serve(&mut self) {
+        if self.request(true, false).is_some() && !self.jobs.is_empty() {
+            self.end(0, How::Success, 100);
+        }
     }
 
     pub fn end_all(&mut self) {

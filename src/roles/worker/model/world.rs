@@ -1,7 +1,7 @@
 //! Carries the model's events out.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use super::truth::Beat;
 use super::vm::{Met, Vm};
 use super::{Event, Loss, POOL, Wanted};
 use crate::core::address::Address;
-use crate::core::record::{Record, Seat};
+use crate::core::health::State;
+use crate::core::record::{Host, Record, Seat};
 use crate::roles::fake::Process;
 use crate::roles::shared::key;
 use crate::roles::worker::TICK;
@@ -190,31 +191,68 @@ impl World {
             let address = Address::parse(address.as_bytes()).unwrap();
             record.hosts().filter(|host| host.address() == address).map(|host| host.load()).sum()
         };
-        let slots_of: BTreeMap<_, _> = met
+        let now = met.now;
+        let entry = |address: &str| {
+            let seat = record.seat_at(Address::parse(address.as_bytes()).unwrap())?;
+            record.host(seat.slot).filter(|host| !host.is_retired())
+        };
+        let slots_of: BTreeMap<&str, u32> = met
             .running
             .wanted
             .entries()
             .filter(|(_, entry)| !entry.drain)
             .map(|(address, entry)| (address, entry.slots))
             .collect();
+        let those = |is_it: &dyn Fn(&Host) -> bool| -> BTreeSet<&str> {
+            slots_of.keys().copied().filter(|address| entry(address).is_some_and(|host| is_it(&host))).collect()
+        };
+        let serving = those(&|host| host.health(now) == State::Serving);
+        // Those that would still take a trial: the one that has just begun is not among them.
+        let on_trial = those(&|host| host.wants_trial(now));
+        let has_slot = |address: &&str| load(address) < slots_of[*address];
         match (met.verdict.as_deref(), &met.named) {
-            (None, None) => assert!(slots_of.is_empty() && met.running.wanted.fallback, "nobody was named"),
-            (None, Some(named)) => {
-                assert_eq!(named.len(), slots_of.len().min(1 + met.running.wanted.alternates), "{named:?}");
-                assert!(named.iter().all(|address| slots_of.contains_key(address.as_str())), "not eligible: {named:?}");
-                let first = named[0].as_str();
-                assert!(!is_job || load(first) <= slots_of[first], "{first} has more jobs than slots by our own choice");
-            }
             (Some("full"), _) => {
                 assert!(is_job, "a request that needs no slot was refused for want of one");
-                for (address, slots) in slots_of {
-                    assert!(load(address) >= slots, "refused although {address} has a free slot");
-                }
+                assert!(!serving.is_empty(), "there was no host at all");
+                assert!(!serving.iter().chain(&on_trial).any(has_slot), "refused although there is a free slot");
             }
-            (Some(verdict), _) => {
-                assert_eq!(verdict, "no_host");
-                assert!(slots_of.is_empty() && !met.running.wanted.fallback, "refused although there are hosts");
+            (None, Some(named)) => {
+                let (first, alternates) = (named[0].as_str(), met.running.wanted.alternates);
+                let is_trial = !serving.contains(first);
+                assert!(
+                    !is_trial || is_job && those(&|host| host.health(now) == State::Probing).contains(first),
+                    "not eligible: {first}"
+                );
+                assert!(
+                    is_trial || !is_job || !on_trial.iter().any(has_slot),
+                    "a host waits for its trial, and {first} got the job"
+                );
+                assert!(
+                    named[1..].iter().all(|address| serving.contains(address.as_str())),
+                    "not eligible: {named:?} of {serving:?}"
+                );
+                let most = if is_trial { 1 + serving.len().min(alternates) } else { serving.len().min(1 + alternates) };
+                assert_eq!(named.len(), most, "{named:?}");
+                assert!(!is_job || load(first) <= slots_of[first], "{first} has more jobs than slots by our own choice");
             }
+            (verdict, _) => {
+                assert_eq!(verdict, Some("no_host").filter(|_| !met.running.wanted.fallback));
+                assert!(serving.is_empty() && (!is_job || !on_trial.iter().any(has_slot)), "refused although there are hosts");
+            }
+        }
+    }
+
+    /// From now on all goes well: then every host serves again, within the longest ejection.
+    fn heal(&self) {
+        for _ in 0..250 {
+            self.process.pass(Duration::from_secs(2));
+            (0..self.vms.len()).for_each(|vm| self.tick(vm));
+            self.with(0, Vm::serve);
+        }
+        let Some(record) = self.record() else { return };
+        let now = self.vms[0].borrow().now();
+        for host in record.hosts() {
+            assert!(matches!(host.state(now), State::Serving | State::Draining), "{} is {:?}", host.address(), host.state(now));
         }
     }
 
@@ -228,6 +266,7 @@ impl World {
             vm.delete_old();
         }
         self.act(&Event::Rounds { rounds: 200, asleep: None });
+        self.heal();
         self.check();
         self.check_empty();
     }

@@ -1,0 +1,181 @@
+//! What became of a pool's hosts, for the log and the metrics.
+
+use std::time::Duration;
+
+use super::address::Address;
+use super::health::{Reason, State};
+use super::record::{Host, Record, TOLD_EJECTED, TOLD_UNHEALTHY};
+use super::time::Instant;
+
+/// Something that an operator wants to hear of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// A host was ejected, for so long.
+    Ejected {
+        /// The host.
+        address: Address,
+        /// Why.
+        reason: Reason,
+        /// Failures in a row that it had.
+        failures: u32,
+        /// How long from now on.
+        length: Duration,
+    },
+    /// A host serves again.
+    Readmitted(Address),
+    /// Probes, or Envoy, say that a host is not well.
+    Unhealthy(Address),
+    /// They say that it is well again.
+    Healthy(Address),
+    /// No host serves: all are ejected, unhealthy or draining, or have asked us to wait.
+    NoHost,
+    /// There is one again.
+    HostAgain,
+}
+
+/// What became of the hosts since it was last told; from now on it was. The record remembers that: when another worker takes the lead,
+/// nothing is lost and nothing is told twice.
+pub fn look(record: &mut Record, now: Instant) -> Vec<Event> {
+    let mut events = Vec::new();
+    for slot in 0..record.header.hosts {
+        if let Some(host) = record.host(slot).filter(|host| !host.is_retired())
+            && is_news(&host, now)
+        {
+            record.with_host(slot, |host| tell(host, now, &mut events));
+        }
+    }
+    let has_host = has_host(record, now);
+    if has_host != (record.header.told_no_host == 0) {
+        record.header.told_no_host = u32::from(!has_host);
+        events.push(if has_host { Event::HostAgain } else { Event::NoHost });
+    }
+    events
+}
+
+fn is_news(host: &Host, now: Instant) -> bool {
+    host.ejections != host.told_ejections
+        || host.is_ejected() != host.has_flag(TOLD_EJECTED)
+        || is_unhealthy(host, now) != host.has_flag(TOLD_UNHEALTHY)
+}
+
+fn is_unhealthy(host: &Host, now: Instant) -> bool {
+    host.health(now) == State::Unhealthy
+}
+
+fn tell(host: &mut Host, now: Instant, events: &mut Vec<Event>) {
+    let address = host.address();
+    let was_ejected = host.has_flag(TOLD_EJECTED) || host.ejections != host.told_ejections;
+    if host.ejections != host.told_ejections {
+        let reason = host.reason().unwrap_or(Reason::Failures);
+        let (failures, length) = (host.consecutive_failures, host.ejected_for(now));
+        events.push(Event::Ejected { address, reason, failures, length });
+    }
+    if was_ejected && !host.is_ejected() {
+        events.push(Event::Readmitted(address));
+    }
+    match (host.has_flag(TOLD_UNHEALTHY), is_unhealthy(host, now)) {
+        (false, true) => events.push(Event::Unhealthy(address)),
+        (true, false) => events.push(Event::Healthy(address)),
+        _ => {}
+    }
+    host.told_ejections = host.ejections;
+    host.set_flag(TOLD_EJECTED, host.is_ejected());
+    host.set_flag(TOLD_UNHEALTHY, is_unhealthy(host, now));
+}
+
+/// Whether a host of the pool serves. One that is on trial takes one job: that is no pool.
+pub fn has_host(record: &Record, now: Instant) -> bool {
+    record.hosts().any(|host| host.state(now) == State::Serving)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::config::Pool;
+    use crate::core::fixture::{at, pool_of, record_of};
+    use crate::core::health::{Evidence, Watcher, judge, report};
+    use crate::core::outcome::Outcome;
+    use crate::core::random::Random;
+
+    struct Bench {
+        pool: Rc<Pool>,
+        record: Record,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let pool = pool_of(2, "");
+            let mut bench = Self { record: record_of(&pool), pool };
+            assert_eq!(bench.look(), []);
+            bench
+        }
+
+        fn look(&mut self) -> Vec<Event> {
+            look(&mut self.record, at(5.0))
+        }
+
+        fn fail(&mut self, slot: u32) {
+            let evidence = Evidence { is_timed: true, outcome: Outcome::Failure, latency: None, begun: at(5.0), trial: None };
+            (0..3).for_each(|_| judge(&mut self.record, slot, evidence, &self.pool, at(5.0), &mut Random::new(1)));
+        }
+
+        fn report(&mut self, slot: usize, unhealthy: bool) {
+            report(&mut self.record, self.pool.hosts[slot].address, Watcher::Envoy, unhealthy, at(5.0));
+        }
+
+        fn try_out(&mut self, slot: u32) {
+            self.record.with_host(slot, |host| host.until = 0);
+            let trial = self.record.with_host(slot, |host| host.begin_trial(at(5.0), Duration::from_secs(9)));
+            let evidence = Evidence { is_timed: true, outcome: Outcome::Success, latency: None, begun: at(5.0), trial };
+            judge(&mut self.record, slot, evidence, &self.pool, at(5.0), &mut Random::new(1));
+        }
+    }
+
+    #[test]
+    fn an_ejection_and_the_return_are_told_once_each() {
+        let mut bench = Bench::new();
+        let address = bench.pool.hosts[0].address;
+        bench.fail(0);
+        let events = bench.look();
+        let [Event::Ejected { address: told, reason: Reason::Failures, failures: 3, length }] = events[..] else {
+            panic!("{events:?}");
+        };
+        assert!(told == address && (10.0..=11.0).contains(&length.as_secs_f64()));
+        assert_eq!(bench.look(), []);
+        bench.try_out(0);
+        assert_eq!(bench.look(), [Event::Readmitted(address)]);
+        assert_eq!(bench.look(), []);
+    }
+
+    #[test]
+    fn an_ejection_that_ended_between_two_looks_is_told_all_the_same() {
+        let mut bench = Bench::new();
+        bench.fail(0);
+        bench.try_out(0);
+        let events = bench.look();
+        assert!(matches!(events[..], [Event::Ejected { .. }, Event::Readmitted(_)]), "{events:?}");
+    }
+
+    #[test]
+    fn a_pool_without_hosts_is_told_when_the_last_one_goes_and_when_one_is_back() {
+        let mut bench = Bench::new();
+        let addresses = [bench.pool.hosts[0].address, bench.pool.hosts[1].address];
+        bench.report(0, true);
+        assert_eq!(bench.look(), [Event::Unhealthy(addresses[0])]);
+        bench.report(1, true);
+        assert_eq!(bench.look(), [Event::Unhealthy(addresses[1]), Event::NoHost]);
+        assert_eq!(bench.look(), []);
+        bench.report(0, false);
+        assert_eq!(bench.look(), [Event::Healthy(addresses[0]), Event::HostAgain]);
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_host_that_was_retired() {
+        let mut bench = Bench::new();
+        bench.fail(0);
+        bench.record.retire(0);
+        assert_eq!(bench.look(), []);
+    }
+}

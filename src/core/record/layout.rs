@@ -1,0 +1,235 @@
+//! The record's layout: what stands in its header and its entries, and where.
+
+use std::time::Duration;
+
+use crate::config::Score;
+use crate::core::address::Address;
+use crate::core::ewma::Ewma;
+use crate::core::packed::packed;
+use crate::core::time::Instant;
+
+/// The layout's version. It is also part of the record's key, so that two builds of the module whose layouts differ never
+/// meet in one record: an upgrade starts with fresh books.
+pub const VERSION: u32 = if cfg!(feature = "next-record") { u32::MAX } else { 2 };
+
+pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"PLIM");
+
+packed! {
+    /// What is known of the pool as a whole.
+    pub struct Header {
+        /// [`MAGIC`].
+        pub magic: u32,
+        /// [`VERSION`].
+        pub version: u32,
+        /// Drawn at random when the record was made: tells a record from the one that stood here before it was lost.
+        pub incarnation: u64,
+        /// How often a worker was declared dead.
+        pub epoch: u32,
+        /// The epoch of the last drop of what the dead had held.
+        pub swept: u32,
+        /// Changes whenever an entry comes or goes: a cached map from hosts to slots holds as long as this does.
+        pub membership: u32,
+        /// The generation of the newest entry.
+        pub generation: u32,
+        /// Number of worker entries.
+        pub workers: u32,
+        /// Number of host entries.
+        pub hosts: u32,
+        /// Requests that were spread over the pool without a lease.
+        pub unleased: u64,
+        /// Jobs that Envoy sent to an address that is not in the pool.
+        pub elsewhere: u64,
+        /// Leases given back that the record did not know: 0, or our arithmetic is wrong.
+        pub drift: u64,
+        /// Transactions that were run again because another worker was faster.
+        pub conflicts: u64,
+        /// Workers that were declared dead.
+        pub deaths: u64,
+        /// The score's parameters, as configured last, for the status page (the choice takes them from its own configuration).
+        pub in_flight_weight: f32,
+        /// See `in_flight_weight`.
+        pub latency_weight: f32,
+        /// Milliseconds.
+        pub target_latency_ms: u32,
+        /// Milliseconds.
+        pub time_constant_ms: u32,
+        /// Changes whenever a latency is fed or a penalty changes.
+        pub learned: u32,
+        /// Changes whenever a host may or may not be chosen any more, but for the mere passing of time.
+        pub standing: u32,
+        /// The worker that watches the hosts for all, see [`crate::core::leader`].
+        pub leader: u64,
+        /// When the leader last said that it leads.
+        pub led: u64,
+        /// Jobs placed so far, wrapping.
+        pub placed: u32,
+        /// 1 if it was told that no host serves.
+        pub(in crate::core) told_no_host: u32,
+        /// Jobs whose first attempt Envoy sent to another host than the one named.
+        pub overruled: u64,
+    }
+}
+
+packed! {
+    /// One VM instance that names hosts of this pool.
+    pub struct Worker {
+        /// Drawn at random when the VM started.
+        pub id: u64,
+        /// Hash of the hosts that this worker's configurations name.
+        pub names: u64,
+        /// The epoch up to which its share lies in `in_flight`.
+        pub epoch: u32,
+        /// Rises with each transaction and tick.
+        pub beat: u32,
+        /// 1 once it has taken a lease.
+        pub served: u32,
+    }
+}
+
+packed! {
+    /// One generation of one host.
+    pub struct Host {
+        ip: u128,
+        port: u16,
+        flags: u16,
+        /// Unique among all entries that the record ever had; never 0.
+        pub generation: u32,
+        /// Leases of workers that are in step with the epoch.
+        pub in_flight: u32,
+        /// Leases of workers that have yet to catch up with the epoch, and of the dead.
+        pub pending: u32,
+        /// For the status page, see [`Header::in_flight_weight`].
+        pub weight: f32,
+        /// For the status page.
+        pub max_in_flight: u32,
+        ewma_millis: f32,
+        ewma_fed: u64,
+        /// Failures in a row.
+        pub consecutive_failures: u32,
+        /// While ejected: when that ends, or when the trial is overdue. Otherwise: when the host was re-admitted, 0 if it never was ejected.
+        pub(in crate::core) until: u64,
+        /// Until when the host asked us to wait.
+        pub(in crate::core) busy_until: u64,
+        /// How often it was ejected, this time included, in this entry's life: a trial belongs to one of them.
+        pub ejections: u32,
+        /// How many of these were told.
+        pub(in crate::core) told_ejections: u32,
+        /// The exponent of the next ejection's length.
+        pub(in crate::core) severity: u16,
+        /// Jobs in the latency breaker's current window, the slow ones among them, and slow windows in a row.
+        pub(in crate::core) seen: u16,
+        pub(in crate::core) slow: u16,
+        pub(in crate::core) slow_windows: u16,
+        pub(in crate::core) failure_rate: f32,
+        pub(in crate::core) rated: u64,
+        /// [`Header::placed`] then.
+        pub(in crate::core) rated_at: u32,
+        /// Jobs placed here.
+        pub requests: u64,
+        /// Jobs that failed here.
+        pub failures: u64,
+    }
+}
+
+/// The configuration says: no new jobs.
+pub(super) const DRAIN: u16 = 1;
+/// No live configuration names the host any more.
+pub(super) const RETIRED: u16 = 1 << 1;
+/// Ejected, until a successful trial.
+pub(in crate::core) const EJECTED: u16 = 1 << 2;
+/// A trial runs.
+pub(in crate::core) const TRIAL: u16 = 1 << 3;
+/// Ejected for its latency, not for failures.
+pub(in crate::core) const SLOW: u16 = 1 << 4;
+/// Our own probes say that the host is not well.
+pub(in crate::core) const FAILS_PROBES: u16 = 1 << 5;
+/// Envoy says that the host is not well.
+pub(in crate::core) const FAILS_ENVOY: u16 = 1 << 6;
+
+/// It was told that the host is ejected.
+pub(in crate::core) const TOLD_EJECTED: u16 = 1 << 7;
+/// It was told that the host is not well.
+pub(in crate::core) const TOLD_UNHEALTHY: u16 = 1 << 8;
+
+impl Host {
+    /// A host of which nothing is known.
+    pub(super) fn new(address: Address, generation: u32) -> Self {
+        Self { ip: address.ip(), port: address.port(), generation, ..Self::default() }
+    }
+
+    /// Where the host listens.
+    pub fn address(&self) -> Address {
+        Address::from_bits(self.ip, self.port)
+    }
+
+    /// Jobs that run or wait on the host.
+    #[inline]
+    pub fn load(&self) -> u32 {
+        self.in_flight.saturating_add(self.pending)
+    }
+
+    /// The host's latency.
+    #[inline]
+    pub fn ewma(&self) -> Ewma {
+        Ewma { millis: self.ewma_millis, fed: Instant(self.ewma_fed) }
+    }
+
+    /// Sets the host's latency.
+    pub fn set_ewma(&mut self, ewma: Ewma) {
+        (self.ewma_millis, self.ewma_fed) = (ewma.millis, ewma.fed.0);
+    }
+
+    /// Whether the host was taken out of every live configuration; it stays until its last lease is settled.
+    #[inline]
+    pub fn is_retired(&self) -> bool {
+        self.has_flag(RETIRED)
+    }
+
+    /// Whether the host takes no new jobs: told to drain, or retired.
+    pub fn is_draining(&self) -> bool {
+        self.has_flag(DRAIN | RETIRED)
+    }
+
+    pub(in crate::core) fn has_flag(&self, flags: u16) -> bool {
+        self.flags & flags != 0
+    }
+
+    pub(in crate::core) fn set_flag(&mut self, flag: u16, on: bool) {
+        self.flags = if on { self.flags | flag } else { self.flags & !flag };
+    }
+}
+
+impl Header {
+    /// Some host may or may not be chosen any more.
+    pub fn stands_anew(&mut self) {
+        self.standing = self.standing.wrapping_add(1);
+    }
+
+    /// Some host's score has another latency or penalty.
+    pub fn learns(&mut self) {
+        self.learned = self.learned.wrapping_add(1);
+    }
+
+    /// Writes the score's parameters.
+    pub fn describe(&mut self, score: &Score, time_constant: Duration) {
+        self.in_flight_weight = score.in_flight_weight;
+        self.latency_weight = score.latency_weight;
+        self.target_latency_ms = millis(score.target_latency);
+        self.time_constant_ms = millis(time_constant);
+    }
+
+    /// The score's parameters.
+    pub fn score(&self) -> Score {
+        let target_latency = Duration::from_millis(self.target_latency_ms.max(1).into());
+        Score { in_flight_weight: self.in_flight_weight, latency_weight: self.latency_weight, target_latency }
+    }
+
+    /// The EWMA's time constant.
+    pub fn time_constant(&self) -> Duration {
+        Duration::from_millis(self.time_constant_ms.max(1).into())
+    }
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}

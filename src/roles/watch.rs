@@ -1,0 +1,271 @@
+//! What a worker does for all others where it leads: it probes the hosts, says what became of them, and sends alerts.
+//!
+//! ```text
+//! tick ─► what became of the hosts ─► log, metrics ─► what fires ─► one call to the sink
+//!      └► who is to be asked now ─► a call to each, through the pool's own cluster ─► answer ─► the record
+//! ```
+//!
+//! With `prewarm` every worker asks, so that it has a connection to each host; only the leader's answers count.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use super::worker::{Change, Read, Worker};
+use crate::config::{Alerts, Pool, Probe};
+use crate::core::address::Address;
+use crate::core::alerts::{self, Alerter, Subject};
+use crate::core::health::{self, Reason, Watcher};
+use crate::core::leader::Seen;
+use crate::core::lookout::{self, Event};
+use crate::core::prober::Prober;
+use crate::core::record::Record;
+use crate::host::{Host, Level, Map, Metric};
+
+/// What a leader's tick found.
+pub struct Led {
+    /// The pool's record.
+    pub record: Record,
+    /// What became of its hosts.
+    pub events: Vec<Event>,
+}
+
+/// What a worker remembers of a pool for this.
+#[derive(Default)]
+pub struct Watch {
+    /// What was seen of the leader.
+    pub leader: Seen,
+    leads: bool,
+    prober: Prober,
+    /// What fires, and where that is to be told.
+    firing: BTreeSet<Subject>,
+    /// What the gauge shows.
+    has_host: Option<bool>,
+    sink: Option<Rc<Alerts>>,
+}
+
+/// What it remembers of all pools together.
+#[derive(Default)]
+pub struct Duties {
+    calls: BTreeMap<u32, Call>,
+    /// By sink: instances of the filter may have different ones.
+    alerters: Vec<(Rc<Alerts>, Alerter)>,
+    metrics: BTreeMap<String, u32>,
+}
+
+/// A call of ours that has not been answered.
+enum Call {
+    Probe { pool: Rc<str>, address: Address },
+    Alerts { sink: Rc<Alerts> },
+}
+
+impl<H: Host> Worker<H> {
+    /// Looks after a pool's hosts, if this worker leads.
+    pub(super) fn watch(&mut self, name: &str, led: Option<Led>) {
+        let Some((name, books)) = self.books.get_key_value(name) else {
+            return;
+        };
+        let (name, pool) = (name.clone(), books.pool.clone());
+        if let Some(watch) = self.watch_of(&name) {
+            watch.sink = pool.as_ref().and_then(|pool| pool.alerts.clone());
+            if led.is_none() && std::mem::take(&mut watch.leads) {
+                watch.prober.forget_runs();
+                watch.firing.clear();
+                watch.has_host = None;
+                self.duties.alerters.iter_mut().for_each(|(_, alerter)| alerter.forget(&name));
+            }
+        }
+        let leads = led.is_some();
+        if let Some(led) = led {
+            self.report(&name, led);
+        }
+        if let Some(pool) = pool
+            && let Some(probe) = &pool.probe
+            && (leads || probe.prewarm)
+        {
+            self.ask(&name, &pool, probe);
+        }
+    }
+
+    fn watch_of(&mut self, name: &str) -> Option<&mut Watch> {
+        self.books.get_mut(name).map(|books| &mut books.watch)
+    }
+
+    fn report(&mut self, name: &Rc<str>, Led { record, events }: Led) {
+        let now = self.host.now();
+        let Some(watch) = self.watch_of(name) else {
+            return;
+        };
+        watch.leads = true;
+        let hosts = record.hosts().filter(|host| host.is_ejected() && !host.is_retired()).map(|host| Some(host.address()));
+        let has_host = lookout::has_host(&record, now);
+        let no_host = (!has_host).then_some(None);
+        watch.firing = hosts.chain(no_host).map(|host| Subject { pool: name.clone(), host }).collect();
+        let is_news = watch.has_host.replace(has_host) != Some(has_host);
+        for event in events {
+            self.tell(name, event);
+        }
+        if is_news && let Some(gauge) = self.metric(Metric::Gauge, format!("no_host;pool={name}")) {
+            self.host.set(gauge, u64::from(!has_host));
+        }
+    }
+
+    fn tell(&mut self, name: &str, event: Event) {
+        let (level, line) = match event {
+            Event::Ejected { address, reason, failures, length } => {
+                self.count(format!("ejections;pool={name};host={address};reason={}", reason.word()));
+                let why = match reason {
+                    Reason::Failures => format!("{failures} failures in a row"),
+                    Reason::Latency => "its latency was over the threshold".to_owned(),
+                };
+                (Level::Warn, format!("{address} is ejected for {:.1} s: {why}", length.as_secs_f64()))
+            }
+            Event::Readmitted(address) => {
+                self.count(format!("readmissions;pool={name};host={address}"));
+                (Level::Info, format!("{address} serves again"))
+            }
+            Event::Unhealthy(address) => (Level::Warn, format!("{address} is unhealthy: {} in a row", self.probes_failed(name))),
+            Event::Healthy(address) => (Level::Info, format!("{address} is healthy again")),
+            Event::NoHost => (Level::Error, "no host is eligible".to_owned()),
+            Event::HostAgain => (Level::Info, "a host is eligible again".to_owned()),
+        };
+        self.host.log(level, &format!("plimsoll: pool {name}: {line}"));
+    }
+
+    fn probes_failed(&self, name: &str) -> String {
+        let probe = self.books.get(name).and_then(|books| books.pool.as_ref()?.probe.clone());
+        format!("{} probes failed", probe.map_or(0, |probe| probe.unhealthy_after))
+    }
+
+    fn ask(&mut self, name: &Rc<str>, pool: &Pool, probe: &Probe) {
+        let now = self.host.now();
+        let Some(books) = self.books.get_mut(&**name) else {
+            return;
+        };
+        // Of all live configurations: one that only an older one names would never be asked again.
+        let hosts: Vec<Address> = books.book.named().collect();
+        for address in books.watch.prober.due(&hosts, probe, now, &mut self.random) {
+            let text = address.to_string();
+            let headers =
+                [(":method", "GET"), (":path", probe.path.as_str()), (":authority", &text), (&*pool.override_header, &text)];
+            match self.host.call(name, &headers, b"", probe.timeout) {
+                Ok(token) => _ = self.duties.calls.insert(token, Call::Probe { pool: name.clone(), address }),
+                Err(fault) => {
+                    if let Some(watch) = self.watch_of(name) {
+                        watch.prober.not_asked(address);
+                    }
+                    self.say_fault("probe a host", fault);
+                }
+            }
+        }
+    }
+
+    /// A call of ours was answered, or failed.
+    pub fn called_back(&mut self, token: u32) {
+        let status = self.host.header(Map::Call, ":status");
+        let is_well = status.is_some_and(|status| matches!(*status, [b'2', _, _]));
+        match self.duties.calls.remove(&token) {
+            Some(Call::Probe { pool, address }) => self.probed(&pool, address, is_well),
+            Some(Call::Alerts { sink }) => self.alerted(&sink, is_well),
+            None => {}
+        }
+    }
+
+    fn probed(&mut self, name: &str, address: Address, is_well: bool) {
+        let now = self.host.now();
+        let Some(books) = self.books.get_mut(name) else {
+            return;
+        };
+        let run = books.watch.prober.answered(address, is_well);
+        let probe = books.pool.as_ref().and_then(|pool| pool.probe.as_ref());
+        let (Some(run), Some(probe), true) = (run, probe, books.watch.leads) else {
+            return;
+        };
+        let unhealthy = match (run.bad >= probe.unhealthy_after, run.good >= probe.healthy_after) {
+            (true, _) => true,
+            (_, true) => false,
+            _ => return,
+        };
+        let written = self.transact(name, Read::IfNeedBe, |_, record, _| {
+            match health::report(record, address, Watcher::Probes, unhealthy, now) {
+                true => Change::Store(()),
+                false => Change::Leave(()),
+            }
+        });
+        // The next answer says it again.
+        if let Err(fault) = written {
+            self.say_fault("write down a probe", fault);
+        }
+    }
+
+    /// Once a tick, for all pools where this worker leads.
+    pub(super) fn send_alerts(&mut self) {
+        let (now, wall) = (self.host.now(), self.host.wall());
+        let mut firing: BTreeMap<Rc<Alerts>, BTreeSet<Subject>> = BTreeMap::new();
+        for watch in self.books.values().map(|books| &books.watch).filter(|watch| watch.leads) {
+            if let Some(sink) = &watch.sink {
+                firing.entry(sink.clone()).or_default().extend(watch.firing.iter().cloned());
+            }
+        }
+        self.duties.alerters.retain(|(sink, _)| firing.contains_key(sink));
+        for (sink, subjects) in firing {
+            let at = self.duties.alerters.iter().position(|(known, _)| *known == sink).unwrap_or_else(|| {
+                self.duties.alerters.push((sink.clone(), Alerter::default()));
+                self.duties.alerters.len() - 1
+            });
+            let Some((_, alerter)) = self.duties.alerters.get_mut(at) else {
+                continue;
+            };
+            let Some(body) = alerter.post(&subjects, now, wall) else {
+                continue;
+            };
+            let headers = [
+                (":method", "POST"),
+                (":path", sink.path.as_str()),
+                (":authority", sink.cluster.as_str()),
+                ("content-type", "application/json"),
+            ];
+            match self.host.call(&sink.cluster, &headers, body.as_bytes(), alerts::TIMEOUT) {
+                Ok(token) => _ = self.duties.calls.insert(token, Call::Alerts { sink }),
+                Err(fault) => {
+                    self.say_fault("send an alert", fault);
+                    self.alerted(&sink, false);
+                }
+            }
+        }
+    }
+
+    fn alerted(&mut self, sink: &Alerts, is_taken: bool) {
+        let outcome = if is_taken { "sent" } else { "failed" };
+        self.count(format!("alerts;outcome={outcome}"));
+        if let Some((_, alerter)) = self.duties.alerters.iter_mut().find(|(known, _)| **known == *sink) {
+            alerter.answered(is_taken);
+        }
+    }
+
+    /// Counts one more of something, for all workers.
+    fn count(&mut self, name: String) {
+        if let Some(id) = self.metric(Metric::Counter, name) {
+            self.host.add(id, 1);
+        }
+    }
+
+    /// The id of a metric. Its name comes from the configuration, never from a request.
+    fn metric(&mut self, kind: Metric, name: String) -> Option<u32> {
+        if let Some(id) = self.duties.metrics.get(&name) {
+            return Some(*id);
+        }
+        match self.host.metric(kind, &format!("plimsoll.{name}")) {
+            Ok(id) => {
+                self.duties.metrics.insert(name, id);
+                Some(id)
+            }
+            Err(fault) => {
+                self.say_fault("make a metric", fault);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
