@@ -24,12 +24,14 @@ pub async fn start(hosts: usize) -> Vec<SocketAddr> {
     addresses
 }
 
-/// Answers each request whose head is followed by the two bytes that the clients send as a body.
+/// Answers each request: a job when its head is followed by the two bytes that the clients send as a body, a probe (`GET /health`) when its head
+/// is there.
 async fn serve(mut stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let mut request = Vec::with_capacity(2048);
     while stream.read_buf(&mut request).await.is_ok_and(|read| read > 0) {
-        if request.ends_with(b"\r\n\r\n{}") {
+        let end: &[u8] = if request.starts_with(b"GET ") { b"\r\n\r\n" } else { b"\r\n\r\n{}" };
+        if request.ends_with(end) {
             request.clear();
             if stream.write_all(ANSWER).await.is_err() {
                 return;

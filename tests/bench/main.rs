@@ -17,13 +17,16 @@
     reason = "a benchmark panics to say that something is wrong: a figure that is measured all the same would be worse"
 )]
 
+mod attempts;
 mod clients;
 mod contention;
 mod cores;
 mod figures;
 mod hosts;
+mod idle;
 mod latency;
 mod measured;
+mod modules;
 mod native;
 mod overhead;
 mod rounds;
@@ -55,10 +58,11 @@ impl Effort {
 }
 
 /// The comparisons by name, with what each is about, and whether it runs unasked.
-const SCENARIOS: [(&str, &str, bool); 3] = [
+const SCENARIOS: [(&str, &str, bool); 4] = [
     ("overhead", "what a choice costs: CPU time, throughput, latency, lost transactions", true),
     ("scale", "what a choice costs with 1,024 hosts: CPU time, memory, bytes", true),
     ("contention", "what workers take from each other at one record: native threads, no Envoy", true),
+    ("attempts", "what a second Wasm filter would cost that sees each attempt: CPU time", false),
 ];
 
 async fn run(scenario: &str, effort: Effort, figures: &mut Figures) {
@@ -66,6 +70,7 @@ async fn run(scenario: &str, effort: Effort, figures: &mut Figures) {
         "overhead" => overhead::run(effort, figures).await,
         "scale" => scale::run(effort, figures).await,
         "contention" => contention::run(effort, figures),
+        "attempts" => attempts::run(effort, figures).await,
         _ => unreachable!("names are checked against the list"),
     }
 }

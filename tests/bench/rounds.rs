@@ -98,8 +98,13 @@ impl Rounds {
 
     /// CPU time for each request added to that of no filter with the same hosts in the same round, microseconds.
     pub fn added(&self, chooser: Chooser, hosts: usize) -> Vec<f64> {
-        let baseline = self.each(Chooser::RoundRobin, hosts, |cost| cost.cpu);
+        self.difference(chooser, Chooser::RoundRobin, hosts)
+    }
+
+    /// CPU time for each request added to that of another with the same hosts in the same round, microseconds.
+    pub fn difference(&self, chooser: Chooser, other: Chooser, hosts: usize) -> Vec<f64> {
+        let other = self.each(other, hosts, |cost| cost.cpu);
         let own = self.each(chooser, hosts, |cost| cost.cpu);
-        own.iter().zip(&baseline).map(|(own, baseline)| own - baseline).collect()
+        own.iter().zip(&other).map(|(own, other)| own - other).collect()
     }
 }
