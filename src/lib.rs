@@ -8,7 +8,7 @@
 //!
 //! - [`core`]: the books of a pool and the choice; pure.
 //! - [`config`]: what the user wrote, and what the program runs on.
-//! - [`roles`]: the balancer and the status page: callbacks to events, decisions to effects.
+//! - [`roles`]: the balancer, the status page, and what one worker does for all (`watch`): callbacks to events, decisions to effects.
 //! - [`host`]: what the roles need of Envoy; `hostcalls` is Envoy's side of it, `sdk` connects the SDK's callbacks. Both
 //!   exist only in the module: everything else is built, and tested, natively too.
 

@@ -287,6 +287,7 @@ impl<'a> Fields<'a> {
             Json::Number(number) if number.as_u64() == Some(off) => true,
             _ => value.refuse(format_args!("supported yet; allowed now: {off}")),
         });
+        self.later.push(key);
     }
 
     /// A key whose behaviour comes with a later version.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::random::Random;
-use super::record::{Host, Record};
+use super::record::{Front, Record};
 use super::roster::{Place, Roster};
 use super::score;
 use super::time::Instant;
@@ -77,7 +77,7 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
     roster.refresh(record, pool, now);
     let entries = record.host_bytes();
     let load = |slot: u32| {
-        let entry = entries.get(slot as usize).map(Host::read).unwrap_or_default();
+        let entry = entries.get(slot as usize).map(Front::of).unwrap_or_default();
         entry.load().saturating_add(roster.earlier_load(slot, record))
     };
     let mut scores = Vec::with_capacity(roster.serving().len());

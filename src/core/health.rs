@@ -328,8 +328,7 @@ impl Case<'_> {
         host.failures = host.failures.saturating_add(1);
         if self.is_trial {
             host.consecutive_failures = host.consecutive_failures.saturating_add(1);
-            let reason = host.reason().unwrap_or(Reason::Failures);
-            host.eject(reason, &pool.failure, now, random);
+            host.eject(Reason::Failures, &pool.failure, now, random);
         } else if !host.is_ejected() && !host.is_old_news(self.evidence.begun) {
             host.consecutive_failures = host.consecutive_failures.saturating_add(1);
             penalty::raise(host, now, Fade::new(pool.time_constant, &self.record.header));

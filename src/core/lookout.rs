@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::address::Address;
-use super::health::{Reason, State};
-use super::record::{Host, Record, TOLD_EJECTED, TOLD_UNHEALTHY};
+use super::health::{Reason, State, Watcher};
+use super::record::{FAILS_PROBES, Host, Record, TOLD_EJECTED, TOLD_UNHEALTHY};
 use super::time::Instant;
 
 /// Something that an operator wants to hear of.
@@ -23,8 +23,8 @@ pub enum Event {
     },
     /// A host serves again.
     Readmitted(Address),
-    /// Probes, or Envoy, say that a host is not well.
-    Unhealthy(Address),
+    /// A watcher says that a host is not well.
+    Unhealthy(Address, Watcher),
     /// They say that it is well again.
     Healthy(Address),
     /// No host serves: all are ejected, unhealthy or draining, or have asked us to wait.
@@ -74,7 +74,10 @@ fn tell(host: &mut Host, now: Instant, events: &mut Vec<Event>) {
         events.push(Event::Readmitted(address));
     }
     match (host.has_flag(TOLD_UNHEALTHY), is_unhealthy(host, now)) {
-        (false, true) => events.push(Event::Unhealthy(address)),
+        (false, true) => {
+            let watcher = if host.has_flag(FAILS_PROBES) { Watcher::Probes } else { Watcher::Envoy };
+            events.push(Event::Unhealthy(address, watcher));
+        }
         (true, false) => events.push(Event::Healthy(address)),
         _ => {}
     }
@@ -95,7 +98,7 @@ mod tests {
     use super::*;
     use crate::config::Pool;
     use crate::core::fixture::{at, pool_of, record_of};
-    use crate::core::health::{Evidence, Watcher, judge, report};
+    use crate::core::health::{Evidence, judge, report};
     use crate::core::outcome::Outcome;
     use crate::core::random::Random;
 
@@ -163,9 +166,9 @@ mod tests {
         let mut bench = Bench::new();
         let addresses = [bench.pool.hosts[0].address, bench.pool.hosts[1].address];
         bench.report(0, true);
-        assert_eq!(bench.look(), [Event::Unhealthy(addresses[0])]);
+        assert_eq!(bench.look(), [Event::Unhealthy(addresses[0], Watcher::Envoy)]);
         bench.report(1, true);
-        assert_eq!(bench.look(), [Event::Unhealthy(addresses[1]), Event::NoHost]);
+        assert_eq!(bench.look(), [Event::Unhealthy(addresses[1], Watcher::Envoy), Event::NoHost]);
         assert_eq!(bench.look(), []);
         bench.report(0, false);
         assert_eq!(bench.look(), [Event::Healthy(addresses[0]), Event::HostAgain]);

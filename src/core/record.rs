@@ -1,7 +1,7 @@
 //! The shared record of one pool: one block of bytes that all workers read, change and write back with compare-and-swap.
 //!
 //! ```text
-//! Header | Worker × workers | Host × hosts          all little-endian, no gaps; O(hosts + workers)
+//! Header | Worker × workers | Host × hosts | (generation, past) × hosts that failed once      little-endian, no gaps; O(hosts + workers)
 //! ```
 //!
 //! **Who counts what.** A host's load is `in_flight + pending`. Each worker's share of `in_flight` is exactly the leases that it
@@ -22,9 +22,9 @@ use super::health::Trial;
 use super::time::Instant;
 use crate::config;
 
-use layout::{DRAIN, MAGIC, RETIRED};
+use layout::{DRAIN, MAGIC, PAST, RETIRED};
 pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
-pub use layout::{Header, Host, VERSION, Worker};
+pub use layout::{Front, Header, Host, VERSION, Worker};
 
 /// What the configuration says of a host, as far as the record shows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +67,10 @@ pub struct Record {
     bytes: Vec<u8>,
 }
 
+/// The length of a generation, and of a past that says whose it is.
+const GENERATION: usize = size_of::<u32>();
+const PAST_BYTES: usize = GENERATION + Host::PAST;
+
 impl Record {
     /// A record without hosts.
     pub fn new(incarnation: u64) -> Self {
@@ -77,10 +81,9 @@ impl Record {
     /// Takes the bytes of a record. Anything else than a whole record of this version is [`Foreign`].
     pub fn parse(bytes: Vec<u8>) -> Result<Self, Foreign> {
         let header = Header::read(bytes.first_chunk().ok_or(Foreign)?);
-        let length = (header.workers as usize)
-            .checked_mul(Worker::BYTES)
-            .zip((header.hosts as usize).checked_mul(Host::BYTES))
-            .and_then(|(workers, hosts)| workers.checked_add(hosts)?.checked_add(Header::BYTES));
+        let parts = [(header.workers, Worker::BYTES), (header.hosts, Host::BASE), (header.pasts, PAST_BYTES)];
+        let length =
+            parts.iter().try_fold(Header::BYTES, |sum, (count, each)| sum.checked_add((*count as usize).checked_mul(*each)?));
         let ours = header.magic == MAGIC && header.version == VERSION && length == Some(bytes.len());
         if ours { Ok(Self { header, bytes }) } else { Err(Foreign) }
     }
@@ -98,10 +101,61 @@ impl Record {
         self.bytes.get(range).unwrap_or(&[]).as_chunks().0
     }
 
-    /// The host entries as they lie in the record, for a scan that looks at each once: [`Host::read`] takes one apart.
-    pub fn host_bytes(&self) -> &[[u8; Host::BYTES]] {
-        let start = Header::BYTES + self.header.workers as usize * Worker::BYTES;
-        self.bytes.get(start..).unwrap_or(&[]).as_chunks().0
+    fn hosts_start(&self) -> usize {
+        Header::BYTES + self.header.workers as usize * Worker::BYTES
+    }
+
+    fn pasts_start(&self) -> usize {
+        self.hosts_start() + self.header.hosts as usize * Host::BASE
+    }
+
+    /// The host entries as they lie in the record, without their pasts, for a scan that looks at each once: [`Front::of`].
+    pub fn host_bytes(&self) -> &[[u8; Host::BASE]] {
+        self.bytes.get(self.hosts_start()..self.pasts_start()).unwrap_or(&[]).as_chunks().0
+    }
+
+    fn past_at(&self, generation: u32) -> Option<usize> {
+        let pasts: &[[u8; PAST_BYTES]] = self.bytes.get(self.pasts_start()..).unwrap_or(&[]).as_chunks().0;
+        let at = pasts.iter().position(|past| past.first_chunk() == Some(&generation.to_le_bytes()))?;
+        Some(self.pasts_start() + at * PAST_BYTES)
+    }
+
+    /// A host's entry, with its past if it has one.
+    fn whole(&self, base: &[u8; Host::BASE]) -> Host {
+        let mut bytes = [0; Host::BYTES];
+        let (front, past) = bytes.split_at_mut(Host::BASE);
+        front.copy_from_slice(base);
+        let host = Front::of(base);
+        if host.has_past() {
+            let at = self.past_at(host.generation()).map(|at| at + GENERATION);
+            if let Some(stored) = at.and_then(|at| self.bytes.get(at..at + Host::PAST)) {
+                past.copy_from_slice(stored);
+            }
+        }
+        Host::read(&bytes)
+    }
+
+    fn set_past(&mut self, generation: u32, past: &[u8]) {
+        let at = match self.past_at(generation) {
+            Some(at) => at,
+            None => {
+                let at = self.bytes.len();
+                self.bytes.extend_from_slice(&generation.to_le_bytes());
+                self.bytes.resize(at + PAST_BYTES, 0);
+                self.header.pasts += 1;
+                at
+            }
+        };
+        if let Some(stored) = self.bytes.get_mut(at + GENERATION..at + PAST_BYTES) {
+            stored.copy_from_slice(past);
+        }
+    }
+
+    fn drop_past(&mut self, generation: u32) {
+        if let Some(at) = self.past_at(generation) {
+            self.bytes.drain(at..at + PAST_BYTES);
+            self.header.pasts -= 1;
+        }
     }
 
     /// All worker entries.
@@ -149,22 +203,36 @@ impl Record {
     /// All host entries, by slot.
     #[inline]
     pub fn hosts(&self) -> impl ExactSizeIterator<Item = Host> {
-        self.host_bytes().iter().map(Host::read)
+        self.host_bytes().iter().map(|base| self.whole(base))
     }
 
     /// The host entry in this slot.
     #[inline]
     pub fn host(&self, slot: u32) -> Option<Host> {
-        self.host_bytes().get(slot as usize).map(Host::read)
+        self.host_bytes().get(slot as usize).map(|base| self.whole(base))
     }
 
     /// Changes the host entry in this slot, if there is one.
     pub fn with_host<T>(&mut self, slot: u32, change: impl FnOnce(&mut Host) -> T) -> Option<T> {
-        let start = Header::BYTES + self.header.workers as usize * Worker::BYTES + slot as usize * Host::BYTES;
-        let bytes = self.bytes.get_mut(start..)?.first_chunk_mut()?;
-        let mut host = Host::read(bytes);
+        let mut host = self.host(slot)?;
+        let had_past = host.has_flag(PAST);
         let result = change(&mut host);
-        host.write(bytes);
+        host.set_flag(PAST, false);
+        let mut bytes = [0; Host::BYTES];
+        host.write(&mut bytes);
+        let has_past = bytes.iter().skip(Host::BASE).any(|byte| *byte != 0);
+        if has_past {
+            host.set_flag(PAST, true);
+            host.write(&mut bytes);
+        }
+        let (base, past) = bytes.split_at(Host::BASE);
+        let start = self.hosts_start() + slot as usize * Host::BASE;
+        self.bytes.get_mut(start..start + Host::BASE)?.copy_from_slice(base);
+        match (had_past, has_past) {
+            (_, true) => self.set_past(host.generation, past),
+            (true, false) => self.drop_past(host.generation),
+            (false, false) => {}
+        }
         Some(result)
     }
 
@@ -192,7 +260,8 @@ impl Record {
         host.set_flag(RETIRED, retired);
         let mut bytes = [0; Host::BYTES];
         host.write(&mut bytes);
-        self.bytes.extend_from_slice(&bytes);
+        let at = self.pasts_start();
+        self.bytes.splice(at..at, bytes.into_iter().take(Host::BASE));
         self.header.hosts += 1;
         self.header.membership = self.header.membership.wrapping_add(1);
         self.describe(slot, named);
@@ -224,8 +293,9 @@ impl Record {
         let mut slot = 0;
         while let Some(host) = self.host(slot) {
             if host.is_retired() && host.load() == 0 {
-                let start = Header::BYTES + self.header.workers as usize * Worker::BYTES + slot as usize * Host::BYTES;
-                self.bytes.drain(start..start + Host::BYTES);
+                self.drop_past(host.generation);
+                let start = self.hosts_start() + slot as usize * Host::BASE;
+                self.bytes.drain(start..start + Host::BASE);
                 self.header.hosts -= 1;
                 self.header.membership = self.header.membership.wrapping_add(1);
             } else {

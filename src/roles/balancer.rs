@@ -19,8 +19,9 @@ use super::client::{Client, digits};
 use super::explain;
 use super::reply::Verdict;
 use super::roots::Pools;
-use super::worker::{Worker, moved_to, whereabouts};
+use super::worker::{Worker, moved_to};
 use crate::config::{self, Explain, NoHost, Pool};
+use crate::core::address::Address;
 use crate::core::choice::{Chosen, Decision, Kind};
 use crate::core::lease::Settlement;
 use crate::core::outcome::{End, Grpc, Outcome, VIA_UPSTREAM, flag};
@@ -96,6 +97,8 @@ pub struct Stream<H> {
     client: Client,
     /// The pool, while the stream has a lease.
     leased: Option<Rc<Route>>,
+    /// The host that was named first, by its index in the configuration.
+    sent_to: Option<usize>,
     answer: Answer,
     /// Why it goes where it goes, and who is to learn that.
     why: Option<(String, Explain)>,
@@ -113,7 +116,17 @@ struct Answer {
 impl<H: Host> Stream<H> {
     /// A stream with this context id.
     pub fn new(host: H, worker: Rc<RefCell<Worker<H>>>, plan: Rc<Plan>, id: u32) -> Self {
-        Self { host, worker, plan, id, client: Client::default(), leased: None, answer: Answer::default(), why: None }
+        Self {
+            host,
+            worker,
+            plan,
+            id,
+            client: Client::default(),
+            leased: None,
+            sent_to: None,
+            answer: Answer::default(),
+            why: None,
+        }
     }
 
     /// `on_http_request_headers`.
@@ -142,11 +155,9 @@ impl<H: Host> Stream<H> {
             worker.stream_starts(self.plan.root, &self.plan.instance, &self.plan.pools);
             let mut roster = route.roster.borrow_mut();
             let decision = worker.choose(&route.name, self.id, &route.pool, &mut roster, kind);
-            if self.client.sets_retries || self.client.is_malformed {
-                worker.blame_nobody(&route.name, self.id);
-            }
-            if let Some(length) = self.client.length {
-                worker.expect(&route.name, self.id, length);
+            if let Some(lease) = worker.lease_mut(&route.name, self.id) {
+                lease.blames = !self.client.sets_retries && !self.client.is_malformed;
+                lease.upload.length = self.client.length;
             }
             decision.map_err(|fault| worker.say_fault("choose a host", fault))
         };
@@ -172,21 +183,28 @@ impl<H: Host> Stream<H> {
         if let Some(route) = self.leased.clone()
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
-            let leased_at = worker.lease(&route.name, self.id).and_then(|lease| lease.address);
-            let news = served.as_deref().and_then(|served| whereabouts(&self.host, served, leased_at));
-            attempts = worker.lease(&route.name, self.id).map(|lease| lease.attempts(news));
-            // Of a reply of Envoy's own, after whose last attempt there is none, the end says where it was.
-            worker.answered(&route.name, self.id, news);
+            attempts = worker.answered(&route.name, self.id, self.read_address(&route, served.as_deref()));
             self.answer = self.read_answer();
         }
         if let Some((why, to)) = why {
-            explain::say(&self.host, &why, to, served.as_deref(), attempts);
+            explain::say(&self.host, why, to, served.as_deref(), attempts);
+        }
+    }
+
+    /// Reads an address of Envoy's; as a rule it is the one that the job was sent to, as the configuration writes it.
+    fn read_address(&self, route: &Route, text: Option<&[u8]>) -> Option<Address> {
+        let sent_to = self.sent_to.and_then(|host| route.pool.hosts.get(host));
+        match sent_to.filter(|host| Some(host.text.as_bytes()) == text) {
+            Some(host) => Some(host.address),
+            None => Address::parse(text?),
         }
     }
 
     fn read_answer(&self) -> Answer {
         let header = |name| self.host.header(Map::Response, name);
-        let status = header(":status").as_deref().and_then(digits).and_then(|status| u16::try_from(status).ok());
+        // Of a host's response Envoy has noted it, which is quicker to read; of its own answers it will at the end.
+        let noted = number(self.host.property("response\0code"));
+        let status = noted.or_else(|| digits(&header(":status")?)).and_then(|status| u16::try_from(status).ok());
         let grpc = if self.client.is_grpc { self.grpc(Map::Response) } else { None };
         let may_be_busy = matches!(status, Some(429 | 503)) || grpc.is_some_and(|grpc| grpc.status != 0);
         let retry_after = if may_be_busy { header("retry-after") } else { None };
@@ -244,7 +262,7 @@ impl<H: Host> Stream<H> {
             }
         }
         // An upgrade has no body; a length all the same ends the host's whole connection, with all that runs on it.
-        if client.length.is_some() && headers.value(b"upgrade").eq_ignore_ascii_case(b"websocket") {
+        if client.length.is_some() && client.is_websocket {
             let _ = self.host.set_request_header(b"content-length", None);
         }
         client
@@ -255,7 +273,7 @@ impl<H: Host> Stream<H> {
             chosen.hosts.iter().filter_map(|host| route.pool.hosts.get(*host)).map(|host| host.text.as_str()).collect();
         self.explain(route, || explain::chosen(&route.pool, chosen, kind));
         if kind == Kind::Job {
-            self.leased = Some(route.clone());
+            (self.leased, self.sent_to) = (Some(route.clone()), chosen.hosts.first().copied());
         }
         let named = self.host.set_request_header(self.plan.override_header.as_bytes(), Some(texts.join(",").as_bytes()));
         let retries = texts.len().saturating_sub(1).to_string();

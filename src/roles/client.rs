@@ -13,6 +13,8 @@ pub struct Client {
     pub length: Option<u64>,
     /// Its authority is none that HTTP allows. Envoy passes some of these on, and a host that breaks off then is right to.
     pub is_malformed: bool,
+    /// It asks for a WebSocket.
+    pub is_websocket: bool,
     /// It says itself what Envoy is to retry, and when: then a retry does not show that a host has failed.
     pub sets_retries: bool,
 }
@@ -33,6 +35,10 @@ impl Client {
             }
             b"content-length" => {
                 self.length = digits(value);
+                None
+            }
+            b"upgrade" => {
+                self.is_websocket = value.eq_ignore_ascii_case(b"websocket");
                 None
             }
             b":authority" => {

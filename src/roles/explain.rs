@@ -10,6 +10,9 @@ const HOST: &str = "x-plimsoll-host";
 /// Why.
 const WHY: &str = "x-plimsoll-why";
 
+/// Room for a line, so that it is not moved while it grows.
+const LONG: usize = 240;
+
 /// A score above this is that of a host without a free slot.
 const FULL: f64 = 1e12;
 
@@ -20,7 +23,9 @@ pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind) -> String {
         (Kind::Job, Some(_)) => "trial",
         (Kind::Other, _) => "other",
     };
-    let mut line = format!("policy=least_score kind={kind}");
+    let mut line = String::with_capacity(LONG);
+    line.push_str("policy=least_score kind=");
+    line.push_str(kind);
     let Some(why) = chosen.why else {
         return line;
     };
@@ -41,8 +46,13 @@ pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind) -> String {
 /// Writes a score with three digits behind the point. The library's own way takes a microsecond each, for precision that nobody asks for here.
 fn push(line: &mut String, value: f64) {
     let thousandths = (value * 1e3).round() as u64;
+    push_whole(line, thousandths / 1000);
+    line.push('.');
+    line.extend([100, 10, 1].map(|place| char::from(b'0' + (thousandths / place % 10) as u8)));
+}
+
+fn push_whole(line: &mut String, mut rest: u64) {
     let mut digits = [b'0'; 20];
-    let mut rest = thousandths / 1000;
     let mut at = digits.len();
     for digit in digits.iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
@@ -52,14 +62,14 @@ fn push(line: &mut String, value: f64) {
         }
     }
     line.extend(digits.iter().skip(at).map(|digit| char::from(*digit)));
-    line.push('.');
-    line.extend([100, 10, 1].map(|place| char::from(b'0' + (thousandths / place % 10) as u8)));
 }
 
 /// Tells it, with what is known when the response comes: who served, and at which attempt.
-pub fn say(host: &impl Host, why: &str, to: Explain, served: Option<&[u8]>, attempts: Option<u64>) {
-    let attempts = if served.is_some() { attempts } else { None };
-    let why = attempts.map_or_else(|| why.to_owned(), |attempts| format!("{why} attempt={attempts}"));
+pub fn say(host: &impl Host, mut why: String, to: Explain, served: Option<&[u8]>, attempts: Option<u64>) {
+    if let (Some(attempts), Some(_)) = (attempts, served) {
+        why.push_str(" attempt=");
+        push_whole(&mut why, attempts);
+    }
     // What cannot be told is not worth a line of the log for each request.
     let _ = host.set_filter_state("plimsoll.why", why.as_bytes());
     if let Some(served) = served {

@@ -123,7 +123,14 @@ impl<H: Host> Worker<H> {
                 self.count(format!("readmissions;pool={name};host={address}"));
                 (Level::Info, format!("{address} serves again"))
             }
-            Event::Unhealthy(address) => (Level::Warn, format!("{address} is unhealthy: {} in a row", self.probes_failed(name))),
+            Event::Unhealthy(address, watcher) => {
+                self.count(format!("unhealthy;pool={name};host={address}"));
+                let why = match watcher {
+                    Watcher::Probes => self.probes_failed(name),
+                    Watcher::Envoy => "Envoy says so".to_owned(),
+                };
+                (Level::Warn, format!("{address} is unhealthy: {why}"))
+            }
             Event::Healthy(address) => (Level::Info, format!("{address} is healthy again")),
             Event::NoHost => (Level::Error, "no host is eligible".to_owned()),
             Event::HostAgain => (Level::Info, "a host is eligible again".to_owned()),
@@ -133,7 +140,7 @@ impl<H: Host> Worker<H> {
 
     fn probes_failed(&self, name: &str) -> String {
         let probe = self.books.get(name).and_then(|books| books.pool.as_ref()?.probe.clone());
-        format!("{} probes failed", probe.map_or(0, |probe| probe.unhealthy_after))
+        format!("{} probes failed in a row", probe.map_or(0, |probe| probe.unhealthy_after))
     }
 
     fn ask(&mut self, name: &Rc<str>, pool: &Pool, probe: &Probe) {
@@ -226,8 +233,11 @@ impl<H: Host> Worker<H> {
             ];
             match self.host.call(&sink.cluster, &headers, body.as_bytes(), alerts::TIMEOUT) {
                 Ok(token) => _ = self.duties.calls.insert(token, Call::Alerts { sink }),
-                Err(fault) => {
-                    self.say_fault("send an alert", fault);
+                Err(_) => {
+                    let cluster = &sink.cluster;
+                    self.say("alert", Level::Warn, || {
+                        format!("could not send an alert: Envoy has no cluster {cluster}, or cannot reach it")
+                    });
                     self.alerted(&sink, false);
                 }
             }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-pub use jobs::{moved_to, whereabouts};
+pub use jobs::moved_to;
 
 use super::roots::{Pools, Roots};
 use super::shared::{self, Kept};

@@ -35,6 +35,8 @@ packed! {
         pub workers: u32,
         /// Number of host entries.
         pub hosts: u32,
+        /// Number of hosts that have a past.
+        pub(in crate::core) pasts: u32,
         /// Requests that were spread over the pool without a lease.
         pub unleased: u64,
         /// Jobs that Envoy sent to an address that is not in the pool.
@@ -87,7 +89,7 @@ packed! {
 }
 
 packed! {
-    /// One generation of one host.
+    /// One generation of one host. What stands from `until` on is all 0 for a host that never failed: see [`Host::BASE`].
     pub struct Host {
         ip: u128,
         port: u16,
@@ -106,6 +108,13 @@ packed! {
         ewma_fed: u64,
         /// Failures in a row.
         pub consecutive_failures: u32,
+        /// Jobs placed here.
+        pub requests: u64,
+        /// Jobs that failed here.
+        pub failures: u64,
+        /// Jobs in the latency breaker's current window, and the slow ones among them.
+        pub(in crate::core) seen: u16,
+        pub(in crate::core) slow: u16,
         /// While ejected: when that ends, or when the trial is overdue. Otherwise: when the host was re-admitted, 0 if it never was ejected.
         pub(in crate::core) until: u64,
         /// Until when the host asked us to wait.
@@ -116,18 +125,48 @@ packed! {
         pub(in crate::core) told_ejections: u32,
         /// The exponent of the next ejection's length.
         pub(in crate::core) severity: u16,
-        /// Jobs in the latency breaker's current window, the slow ones among them, and slow windows in a row.
-        pub(in crate::core) seen: u16,
-        pub(in crate::core) slow: u16,
+        /// Slow windows in a row.
         pub(in crate::core) slow_windows: u16,
         pub(in crate::core) failure_rate: f32,
         pub(in crate::core) rated: u64,
         /// [`Header::placed`] then.
         pub(in crate::core) rated_at: u32,
-        /// Jobs placed here.
-        pub requests: u64,
-        /// Jobs that failed here.
-        pub failures: u64,
+    }
+}
+
+packed! {
+    /// The beginning of a [`Host`]: what a choice looks at.
+    pub struct Front {
+        ip: u128,
+        port: u16,
+        flags: u16,
+        generation: u32,
+        in_flight: u32,
+        pending: u32,
+    }
+}
+
+impl Front {
+    /// Of a host's entry.
+    #[inline]
+    pub fn of(base: &[u8; Host::BASE]) -> Self {
+        base.first_chunk().map(Self::read).unwrap_or_default()
+    }
+
+    /// Whether the host has a past.
+    pub(super) fn has_past(&self) -> bool {
+        self.flags & PAST != 0
+    }
+
+    /// See [`Host::generation`].
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// See [`Host::load`].
+    #[inline]
+    pub fn load(&self) -> u32 {
+        self.in_flight.saturating_add(self.pending)
     }
 }
 
@@ -146,12 +185,21 @@ pub(in crate::core) const FAILS_PROBES: u16 = 1 << 5;
 /// Envoy says that the host is not well.
 pub(in crate::core) const FAILS_ENVOY: u16 = 1 << 6;
 
+/// The host has a past: it stands behind the entries.
+pub(super) const PAST: u16 = 1 << 9;
 /// It was told that the host is ejected.
 pub(in crate::core) const TOLD_EJECTED: u16 = 1 << 7;
 /// It was told that the host is not well.
 pub(in crate::core) const TOLD_UNHEALTHY: u16 = 1 << 8;
 
 impl Host {
+    /// The length of the part that every host has in the record. The rest, its past, stands behind all entries, and only for hosts that have one:
+    /// most have none, and the record is copied twice for each job.
+    pub const BASE: usize = 76;
+
+    /// The length of a host's past.
+    pub const PAST: usize = Self::BYTES - Self::BASE;
+
     /// A host of which nothing is known.
     pub(super) fn new(address: Address, generation: u32) -> Self {
         Self { ip: address.ip(), port: address.port(), generation, ..Self::default() }

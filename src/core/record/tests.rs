@@ -32,8 +32,8 @@ fn generations(record: &Record) -> Vec<u32> {
 #[test]
 fn the_layout_is_the_one_that_bears_this_version() {
     // Whoever changes a length changes the version.
-    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BYTES), (2, 136, 28, 120));
-    assert_eq!(full(3, 5).into_bytes().len(), 136 + 3 * 28 + 5 * 120);
+    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BASE, Host::BYTES), (2, 140, 28, 76, 120));
+    assert_eq!(full(3, 5).into_bytes().len(), 140 + 3 * 28 + 5 * 76);
 }
 
 #[test]
@@ -220,4 +220,33 @@ proptest! {
             use_all(record);
         }
     }
+}
+
+#[test]
+fn a_host_that_fails_has_a_past_behind_the_entries_and_one_that_is_forgotten_has_none() {
+    let mut record = full(2, 4);
+    let length = record.clone().into_bytes().len();
+    for slot in [2, 0] {
+        record.with_host(slot, |host| (host.until, host.rated_at) = (7 + u64::from(slot), 9));
+    }
+    assert_eq!(record.clone().into_bytes().len(), length + 2 * (4 + 44));
+    let mut record = Record::parse(record.into_bytes()).unwrap();
+    // Whatever comes and goes before it.
+    record.add_worker(Worker { id: 77, ..Worker::default() });
+    let fifth = record.add_host(named(9), false);
+    record.remove_worker(0);
+    let untils = |record: &Record| record.hosts().map(|host| (host.until, host.rated_at)).collect::<Vec<_>>();
+    assert_eq!(untils(&record), [(7, 9), (0, 0), (9, 9), (0, 0), (0, 0)]);
+    record.with_host(fifth.slot, |host| host.busy_until = 5);
+    record.with_host(0, |host| (host.until, host.rated_at) = (0, 0));
+    assert_eq!(untils(&record), [(0, 0), (0, 0), (9, 9), (0, 0), (0, 0)]);
+    for slot in 0..record.header.hosts {
+        record.with_host(slot, |host| (host.in_flight, host.pending) = (0, 0));
+    }
+    record.retire(2);
+    record.drop_retired();
+    assert_eq!(untils(&record), [(0, 0); 4]);
+    assert_eq!(record.host(3).unwrap().busy_until, 5);
+    assert_eq!(record.clone().into_bytes().len(), length + 48);
+    assert!(Record::parse(record.into_bytes()).is_ok());
 }

@@ -67,28 +67,22 @@ impl<H: Host> Worker<H> {
         self.books.get(pool_name)?.book.lease(stream)
     }
 
-    /// Notes that a stream's client decides itself what Envoy retries: a retry blames nobody.
-    pub fn blame_nobody(&mut self, pool_name: &str, stream: u32) {
-        if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
-            lease.blames = false;
-        }
+    /// A stream's lease, to note what its client or its response says; its place is not changed so.
+    pub fn lease_mut(&mut self, pool_name: &str, stream: u32) -> Option<&mut Lease> {
+        self.books.get_mut(pool_name)?.book.lease_mut(stream)
     }
 
-    /// Notes how long the body of a stream's request is.
-    pub fn expect(&mut self, pool_name: &str, stream: u32, length: u64) {
-        if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
-            lease.upload.length = Some(length);
-        }
-    }
-
-    /// Notes that a stream's response has begun: where the job is now, if that is news, it stays.
-    pub fn answered(&mut self, pool_name: &str, stream: u32, news: Option<Whereabouts>) {
+    /// Notes that a stream's response has begun, and where: from now on the job stays there. Gives the number of attempts.
+    pub fn answered(&mut self, pool_name: &str, stream: u32, served_by: Option<Address>) -> Option<u64> {
+        let lease = self.lease(pool_name, stream)?;
+        let news = served_by.and_then(|address| whereabouts(&self.host, address, lease.address));
+        let attempts = lease.attempts(news);
         if let Some(now_at) = news {
             self.follow(pool_name, stream, now_at);
         }
-        if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
-            lease.is_answered = news.is_none_or(|now_at| lease.address == Some(now_at.address));
-        }
+        let lease = self.lease_mut(pool_name, stream)?;
+        lease.is_answered = news.is_none_or(|now_at| lease.address == Some(now_at.address));
+        Some(attempts)
     }
 
     /// Moves a stream's lease to the host that works on it now.
@@ -103,7 +97,7 @@ impl<H: Host> Worker<H> {
         });
         match moved {
             Ok(Some(moved)) => {
-                if let Some(lease) = self.books.get_mut(pool_name).and_then(|books| books.book.lease_mut(stream)) {
+                if let Some(lease) = self.lease_mut(pool_name, stream) {
                     lease.moved(moved);
                 }
             }
@@ -177,10 +171,9 @@ impl<H: Host> Worker<H> {
             if let Some(at) = moved_to(&self.host, address) {
                 self.follow(name, stream, at);
             }
-            let lease = self.books.get_mut(name).and_then(|books| books.book.lease_mut(stream));
-            if let Some(lease) = lease.filter(|lease| lease.upload.is_watched())
-                && let Some(received) = number(self.host.property("request\0size"))
-            {
+            let is_watched = self.lease(name, stream).is_some_and(|lease| lease.upload.is_watched());
+            let received = if is_watched { number(self.host.property("request\0size")) } else { None };
+            if let (Some(received), Some(lease)) = (received, self.lease_mut(name, stream)) {
                 lease.upload.look(received, now);
             }
         }
@@ -189,11 +182,11 @@ impl<H: Host> Worker<H> {
 
 /// Where Envoy works on the current stream's job, if that is not where its lease is.
 pub fn moved_to(host: &impl Host, leased_at: Option<Address>) -> Option<Whereabouts> {
-    whereabouts(host, &host.property("upstream\0address")?, leased_at)
+    whereabouts(host, Address::parse(&host.property("upstream\0address")?)?, leased_at)
 }
 
-/// The same, from what Envoy says of the address.
-pub fn whereabouts(host: &impl Host, address: &[u8], leased_at: Option<Address>) -> Option<Whereabouts> {
-    let address = Address::parse(address).filter(|address| Some(*address) != leased_at)?;
-    Some(Whereabouts { address, attempts: number(host.property("upstream\0request_attempt_count")).unwrap_or(1) })
+/// The same, where the address is known.
+fn whereabouts(host: &impl Host, address: Address, leased_at: Option<Address>) -> Option<Whereabouts> {
+    let attempts = || number(host.property("upstream\0request_attempt_count")).unwrap_or(1);
+    (Some(address) != leased_at).then(|| Whereabouts { address, attempts: attempts() })
 }
