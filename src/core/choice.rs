@@ -18,7 +18,7 @@ const TIE_BAND: f64 = 0.01;
 /// Added to the score of a host without a free slot, so that it is named as an alternate only after all hosts with one.
 /// Above the score of any host with a free slot (a million jobs at 1,000 / 0.01 each are 10¹¹, the latency's part is less, and a penalty makes at
 /// most 17 times as much of it), and below where adding it would lose the score's digits.
-const FULL: f64 = 1e13;
+pub const FULL: f64 = 1e13;
 
 /// Shortest and longest advice to a client when no host can take its job.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -83,9 +83,7 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
     let mut scores = Vec::with_capacity(roster.serving().len());
     let mut lowest = f64::INFINITY;
     for place in roster.serving() {
-        let load = load(place.slot);
-        let full = if load >= place.max_in_flight { FULL } else { 0.0 };
-        let score = (score::of_jobs(load, place.per_job) + place.latency) * place.penalty + full;
+        let score = score_of(place, load(place.slot));
         // Not `min`, which looks out for NaN: a score is always a number.
         if score < lowest {
             lowest = score;
@@ -138,15 +136,17 @@ fn no_host(roster: &Roster, now: Instant) -> Decision {
 }
 
 fn why(places: &[&Place], is_trial: bool, load: impl Fn(u32) -> u32) -> Option<Why> {
-    let of = |place: &Place| {
-        let (load, jobs) = (load(place.slot), score::of_jobs(load(place.slot), place.per_job));
-        let full = if load >= place.max_in_flight { FULL } else { 0.0 };
-        ((jobs + place.latency) * place.penalty + full, jobs)
-    };
     let chosen = places.first()?;
-    let (score, jobs) = of(chosen);
-    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, of(place).0));
-    Some(Why { score, jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
+    let placed = load(chosen.slot);
+    let jobs = score::of_jobs(placed, chosen.per_job);
+    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, score_of(place, load(place.slot))));
+    Some(Why { score: score_of(chosen, placed), jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
+}
+
+/// The score of a host with this load; [`FULL`] or more if that leaves no slot free.
+fn score_of(place: &Place, load: u32) -> f64 {
+    let full = if load >= place.max_in_flight { FULL } else { 0.0 };
+    (score::of_jobs(load, place.per_job) + place.latency) * place.penalty + full
 }
 
 /// With `n` jobs of mean length `t` running side by side, the next one ends after about `t / n`.

@@ -39,7 +39,7 @@ use crate::config::{Breaker, Failure, Pool};
 const JITTER: f64 = 0.1;
 
 /// What a host is to the choice. Shown by precedence, the last first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// It takes jobs.
     Serving,
@@ -181,7 +181,7 @@ impl Host {
     }
 
     fn eject(&mut self, reason: Reason, failure: &Failure, now: Instant, random: &mut Random) {
-        if !self.is_ejected() && self.ejections > 0 {
+        if !self.is_ejected() {
             let served = now.since(Instant(self.until)).as_micros() / failure.base_ejection.as_micros().max(1);
             self.severity = self.severity.saturating_sub(u16::try_from(served).unwrap_or(u16::MAX));
         }
@@ -253,10 +253,7 @@ pub fn judge(record: &mut Record, slot: u32, evidence: Evidence, pool: &Pool, no
     match evidence.outcome {
         Outcome::Success => case.succeed(&mut host, random),
         Outcome::Failure => case.fail(&mut host, random),
-        Outcome::Busy(pause) => {
-            let until = (now + pause).0;
-            host.busy_until = if is_over(host.busy_until, now) { until } else { until.max(host.busy_until) };
-        }
+        Outcome::Busy(pause) => host.busy_until = host.busy_until.max((now + pause).0),
         Outcome::Neutral => {}
     }
     if let Some(trial) = trial
@@ -355,10 +352,11 @@ impl Case<'_> {
 ///
 /// - Where no host of the pool serves, an ejection protects nobody: those that could be tried are.
 /// - A pool that is not probed any more has no host that fails its probes.
-/// - A deadline that lies further ahead than any that is ever set is of a clock that has since stepped back.
-pub fn oversee(record: &mut Record, pool: &Pool, now: Instant) {
+/// - A deadline that lies further ahead than any that is ever set is of a clock that has since stepped back. `longest` is the longest ejection
+///   in any live configuration of the pool.
+pub fn oversee(record: &mut Record, pool: &Pool, longest: Duration, now: Instant) {
     let serves_none = !record.hosts().any(|host| matches!(host.state(now), State::Serving | State::Busy | State::Probing));
-    let longest_ejection = pool.failure.max_ejection.mul_f64(1.0 + JITTER);
+    let longest_ejection = longest.mul_f64(1.0 + JITTER);
     let mut changed = false;
     for slot in 0..record.header.hosts {
         let Some(mut host) = record.host(slot) else { continue };
@@ -398,7 +396,7 @@ fn is_over(until: u64, now: Instant) -> bool {
 }
 
 fn remaining(until: u64, now: Instant) -> Duration {
-    if is_over(until, now) { Duration::ZERO } else { Instant(until).since(now) }
+    Instant(until).since(now)
 }
 
 #[cfg(test)]

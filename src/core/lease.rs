@@ -169,7 +169,7 @@ impl Lease {
 
     /// How many attempts there were, the one included that serves; `news` is where that is, if it is not where the lease is.
     pub fn attempts(&self, news: Option<Whereabouts>) -> u64 {
-        news.map_or(1 + self.failed as u64, |news| news.attempts)
+        news.map_or((self.failed as u64).saturating_add(1), |news| news.attempts)
     }
 
     /// Makes the move part of the lease, once the record that shows it is stored.

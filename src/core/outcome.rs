@@ -39,7 +39,7 @@ pub struct End<'a> {
     pub retry_after: Option<Duration>,
     /// How long the client wanted to wait, where it said so.
     pub patience: Option<Duration>,
-    /// How long the job took.
+    /// How long the job took; only asked for where the client wanted to wait so long.
     pub elapsed: Duration,
 }
 

@@ -30,9 +30,6 @@ const FACTOR: f32 = 16.0;
 /// A lower rate is none: otherwise a host would be behind its peers for as long as the tie band can tell.
 const NEGLIGIBLE: f32 = 0.01;
 
-/// The largest [`factor`].
-pub const MOST: f64 = 1.0 + FACTOR as f64;
-
 /// The jobs for each host, given out by the pool, after which the rate may have fallen to 37 %.
 const JOBS: f32 = 60.0;
 
@@ -73,15 +70,15 @@ pub fn raise(host: &mut Host, now: Instant, fade: Fade) {
     (host.failure_rate, host.rated, host.rated_at) = (rate + WEIGHT * (1.0 - rate), now.0, fade.placed);
 }
 
-/// A success lowers the rate. Gives whether it was above 0: that of a sound host does not change.
-pub fn lower(host: &mut Host, now: Instant, fade: Fade) -> bool {
+/// A success lowers the rate.
+pub fn lower(host: &mut Host, now: Instant, fade: Fade) {
+    // That of a sound host does not change, and so costs no other host's score its place.
     if host.failure_rate == 0.0 {
-        return false;
+        return;
     }
     let rate = faded(host, now, fade) * (1.0 - WEIGHT);
     let rate = if rate < NEGLIGIBLE { 0.0 } else { rate };
     (host.failure_rate, host.rated, host.rated_at) = (rate, now.0, fade.placed);
-    true
 }
 
 /// The rate now; within 0..=1 whatever the record holds.
@@ -94,6 +91,8 @@ fn faded(host: &Host, now: Instant, fade: Fade) -> f32 {
 mod tests {
     use super::*;
     use crate::core::fixture::at;
+
+    const MOST: f64 = 1.0 + FACTOR as f64;
 
     /// In a pool of four that has given out so many jobs.
     fn fade_at(placed: u32) -> Fade {
@@ -108,7 +107,7 @@ mod tests {
     fn settled(nth: u32) -> f64 {
         let mut host = Host::default();
         for job in 1..=100 {
-            if job % nth == 0 { raise(&mut host, at(1.0), fade()) } else { _ = lower(&mut host, at(1.0), fade()) }
+            if job % nth == 0 { raise(&mut host, at(1.0), fade()) } else { lower(&mut host, at(1.0), fade()) }
         }
         factor(&host, at(1.0), fade())
     }
@@ -116,7 +115,9 @@ mod tests {
     #[test]
     fn a_sound_host_has_none() {
         assert_eq!(factor(&Host::default(), at(9.0), fade()), 1.0);
-        assert!(!lower(&mut Host::default(), at(9.0), fade()));
+        let mut host = Host::default();
+        lower(&mut host, at(9.0), fade());
+        assert_eq!(host, Host::default());
     }
 
     #[test]
@@ -138,7 +139,7 @@ mod tests {
         assert!(factor(&host, at(1e6), fade()) > 2.5, "the pool has had no job");
         assert!(factor(&host, at(1.0), fade_at(1000)) > 2.5, "no time has passed");
         assert!(factor(&host, at(1e6), fade_at(240)) < 1.7);
-        (0..22).for_each(|_| _ = lower(&mut host, at(1.0), fade()));
+        (0..22).for_each(|_| lower(&mut host, at(1.0), fade()));
         assert_eq!(host.failure_rate, 0.0);
     }
 

@@ -27,6 +27,7 @@ use crate::core::lease::Settlement;
 use crate::core::outcome::{End, Grpc, Outcome, VIA_UPSTREAM, flag};
 use crate::core::retry_after;
 use crate::core::roster::Roster;
+use crate::core::time::Instant;
 use crate::host::{Headers, Host, Level, Map, number};
 
 /// Headers that only this filter sets.
@@ -241,8 +242,8 @@ impl<H: Host> Stream<H> {
         };
         let lease = worker.lease(&route.name, self.id);
         let whereabouts = lease.filter(|lease| !lease.is_answered).and_then(|lease| moved_to(&self.host, lease.address));
-        let elapsed = lease.map_or(Duration::ZERO, |lease| self.host.now().since(lease.taken));
-        let outcome = self.outcome(&route.pool, elapsed);
+        let begun = lease.map(|lease| lease.taken);
+        let outcome = self.outcome(&route.pool, begun);
         // An upgraded connection lives as long as its client likes.
         let is_timed = self.answer.status != Some(101);
         let latency = || number(self.host.property("response\0backend_latency")).filter(|_| is_timed).map(Duration::from_nanos);
@@ -318,13 +319,14 @@ impl<H: Host> Stream<H> {
     }
 
     /// How the stream ended for its host.
-    fn outcome(&self, pool: &Pool, elapsed: Duration) -> Outcome {
+    fn outcome(&self, pool: &Pool, begun: Option<Instant>) -> Outcome {
         let details = self.host.property("response\0code_details").unwrap_or_default();
         // Whatever ends a response before its time replaces these details, so that with them there are no flags that judge.
         let flags = if details == VIA_UPSTREAM { 0 } else { self.flags() };
         let Answer { status: code, came_after_timeout, grpc, retry_after } = self.answer;
         let is_at_fault = flags != 0 && (self.client.is_malformed || self.is_unfinished());
         let patience = self.client.patience;
+        let elapsed = begun.filter(|_| patience.is_some()).map_or(Duration::ZERO, |begun| self.host.now().since(begun));
         let end = End { code, came_after_timeout, is_at_fault, flags, details: &details, grpc, retry_after, patience, elapsed };
         end.outcome(&pool.failure.statuses)
     }

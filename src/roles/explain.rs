@@ -1,7 +1,7 @@
 //! Why a job went where it went, in one line of `key=value`.
 
 use crate::config::{Explain, Pool};
-use crate::core::choice::{Chosen, Kind};
+use crate::core::choice::{Chosen, FULL, Kind};
 use crate::host::Host;
 
 /// Who served.
@@ -12,9 +12,6 @@ const WHY: &str = "x-plimsoll-why";
 
 /// Room for a line, so that it is not moved while it grows.
 const LONG: usize = 240;
-
-/// A score above this is that of a host without a free slot.
-const FULL: f64 = 1e12;
 
 /// What is known when the host is chosen.
 pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind) -> String {

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::worker::{Change, Read, Worker};
 use crate::config::{Alerts, Pool, Probe};
@@ -19,6 +20,7 @@ use crate::core::leader::Seen;
 use crate::core::lookout::{self, Event};
 use crate::core::prober::Prober;
 use crate::core::record::Record;
+use crate::core::time::Instant;
 use crate::host::{Host, Level, Map, Metric};
 
 /// What a leader's tick found.
@@ -48,15 +50,23 @@ pub struct Watch {
 pub struct Duties {
     calls: BTreeMap<u32, Call>,
     /// By sink: instances of the filter may have different ones.
-    alerters: Vec<(Rc<Alerts>, Alerter)>,
+    alerters: BTreeMap<Rc<Alerts>, Alerter>,
     metrics: BTreeMap<String, u32>,
 }
 
-/// A call of ours that has not been answered.
-enum Call {
+/// A call of ours that has not been answered, and when it was made.
+struct Call {
+    made: Instant,
+    purpose: Purpose,
+}
+
+enum Purpose {
     Probe { pool: Rc<str>, address: Address },
     Alerts { sink: Rc<Alerts> },
 }
+
+/// A call that is not answered for so long never will be: Envoy gives up all those of a root that it deletes. Above the longest timeout of any.
+const LOST_AFTER: Duration = Duration::from_secs(120);
 
 impl<H: Host> Worker<H> {
     /// Looks after a pool's hosts, if this worker leads.
@@ -71,7 +81,7 @@ impl<H: Host> Worker<H> {
                 watch.prober.forget_runs();
                 watch.firing.clear();
                 watch.has_host = None;
-                self.duties.alerters.iter_mut().for_each(|(_, alerter)| alerter.forget(&name));
+                self.duties.alerters.values_mut().for_each(|alerter| alerter.forget(&name));
             }
         }
         let leads = led.is_some();
@@ -155,7 +165,7 @@ impl<H: Host> Worker<H> {
             let headers =
                 [(":method", "GET"), (":path", probe.path.as_str()), (":authority", &text), (&*pool.override_header, &text)];
             match self.host.call(name, &headers, b"", probe.timeout) {
-                Ok(token) => _ = self.duties.calls.insert(token, Call::Probe { pool: name.clone(), address }),
+                Ok(token) => self.calls(token, Purpose::Probe { pool: name.clone(), address }),
                 Err(fault) => {
                     if let Some(watch) = self.watch_of(name) {
                         watch.prober.not_asked(address);
@@ -166,13 +176,19 @@ impl<H: Host> Worker<H> {
         }
     }
 
+    fn calls(&mut self, token: u32, purpose: Purpose) {
+        let made = self.host.now();
+        self.duties.calls.retain(|_, call| (call.made..call.made + LOST_AFTER).contains(&made));
+        self.duties.calls.insert(token, Call { made, purpose });
+    }
+
     /// A call of ours was answered, or failed.
     pub fn called_back(&mut self, token: u32) {
         let status = self.host.header(Map::Call, ":status");
         let is_well = status.is_some_and(|status| matches!(*status, [b'2', _, _]));
-        match self.duties.calls.remove(&token) {
-            Some(Call::Probe { pool, address }) => self.probed(&pool, address, is_well),
-            Some(Call::Alerts { sink }) => self.alerted(&sink, is_well),
+        match self.duties.calls.remove(&token).map(|call| call.purpose) {
+            Some(Purpose::Probe { pool, address }) => self.probed(&pool, address, is_well),
+            Some(Purpose::Alerts { sink }) => self.alerted(&sink, is_well),
             None => {}
         }
     }
@@ -213,16 +229,9 @@ impl<H: Host> Worker<H> {
                 firing.entry(sink.clone()).or_default().extend(watch.firing.iter().cloned());
             }
         }
-        self.duties.alerters.retain(|(sink, _)| firing.contains_key(sink));
+        self.duties.alerters.retain(|sink, _| firing.contains_key(sink));
         for (sink, subjects) in firing {
-            let at = self.duties.alerters.iter().position(|(known, _)| *known == sink).unwrap_or_else(|| {
-                self.duties.alerters.push((sink.clone(), Alerter::default()));
-                self.duties.alerters.len() - 1
-            });
-            let Some((_, alerter)) = self.duties.alerters.get_mut(at) else {
-                continue;
-            };
-            let Some(body) = alerter.post(&subjects, now, wall) else {
+            let Some(body) = self.duties.alerters.entry(sink.clone()).or_default().post(&subjects, now, wall) else {
                 continue;
             };
             let headers = [
@@ -232,7 +241,7 @@ impl<H: Host> Worker<H> {
                 ("content-type", "application/json"),
             ];
             match self.host.call(&sink.cluster, &headers, body.as_bytes(), alerts::TIMEOUT) {
-                Ok(token) => _ = self.duties.calls.insert(token, Call::Alerts { sink }),
+                Ok(token) => self.calls(token, Purpose::Alerts { sink }),
                 Err(_) => {
                     let cluster = &sink.cluster;
                     self.say("alert", Level::Warn, || {
@@ -247,7 +256,7 @@ impl<H: Host> Worker<H> {
     fn alerted(&mut self, sink: &Alerts, is_taken: bool) {
         let outcome = if is_taken { "sent" } else { "failed" };
         self.count(format!("alerts;outcome={outcome}"));
-        if let Some((_, alerter)) = self.duties.alerters.iter_mut().find(|(known, _)| **known == *sink) {
+        if let Some(alerter) = self.duties.alerters.get_mut(sink) {
             alerter.answered(is_taken);
         }
     }

@@ -177,6 +177,8 @@ impl<H: Host> Worker<H> {
         let pool = self.books.get(name).and_then(|books| books.pool.clone());
         let mut leader = self.books.get(name).map(|books| books.watch.leader).unwrap_or_default();
         let mut has_looked = false;
+        let live = self.roots.pools().into_iter().filter(|(known, _)| **known == *name);
+        let longest_ejection = live.map(|(_, pool)| pool.failure.max_ejection).max().unwrap_or_default();
         // The beats of others must be read, not remembered.
         let (buried, led) = self.transact(name, Read::Always, |book, record, _| {
             if book.is_idle() {
@@ -190,7 +192,7 @@ impl<H: Host> Worker<H> {
             }
             let led = pool.as_ref().filter(|_| leader.claim(record, id, now));
             let events = led.map(|pool| {
-                health::oversee(record, pool, now);
+                health::oversee(record, pool, longest_ejection, now);
                 lookout::look(record, now)
             });
             if is_due || events.is_some() || buried > 0 || record.has_droppable() || book.has_unnamed(record) {

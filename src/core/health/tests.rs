@@ -62,6 +62,10 @@ impl Bench {
         self.judge(slot, Evidence { outcome, ..trial });
     }
 
+    fn oversee(&mut self) {
+        oversee(&mut self.record, &self.pool, self.pool.failure.max_ejection, at(self.now));
+    }
+
     /// Passes the time until the host is on trial, and gives how long that was.
     fn wait(&mut self, slot: u32) -> f64 {
         let wait = self.host(slot).ejected_for(at(self.now)).as_secs_f64();
@@ -319,7 +323,7 @@ fn a_pool_that_is_not_probed_any_more_forgets_what_probes_said_and_not_what_envo
     let mut bench = Bench::of(2, "");
     report(&mut bench.record, bench.pool.hosts[0].address, Watcher::Probes, true, at(bench.now));
     report(&mut bench.record, bench.pool.hosts[1].address, Watcher::Envoy, true, at(bench.now));
-    oversee(&mut bench.record, &bench.pool, at(bench.now));
+    bench.oversee();
     assert_eq!(bench.states(), [State::Serving, State::Unhealthy]);
 }
 
@@ -327,10 +331,10 @@ fn a_pool_that_is_not_probed_any_more_forgets_what_probes_said_and_not_what_envo
 fn where_no_host_serves_the_ejected_ones_are_tried_and_otherwise_they_wait() {
     let mut bench = Bench::of(2, "");
     bench.fails(0, 3);
-    oversee(&mut bench.record, &bench.pool, at(bench.now));
+    bench.oversee();
     assert_eq!(bench.states(), [State::Ejected, State::Serving]);
     report(&mut bench.record, bench.pool.hosts[1].address, Watcher::Envoy, true, at(bench.now));
-    oversee(&mut bench.record, &bench.pool, at(bench.now));
+    bench.oversee();
     assert_eq!(bench.states(), [State::Probing, State::Unhealthy]);
 }
 
@@ -347,6 +351,17 @@ fn a_moved_trial_is_a_failed_one_for_its_host_and_none_for_the_other() {
     lease.moved(moved);
     assert_eq!((bench.states()[0], lease.trial), (State::Ejected, None));
     assert_eq!(bench.host(1).failures, 0);
+}
+
+#[test]
+fn an_ejection_of_a_clock_that_has_stepped_back_ends_and_a_long_one_of_another_configuration_does_not() {
+    let mut bench = Bench::of(4, r#", "failure": {"base_ejection_ms": 1000, "max_ejection_ms": 1000}"#);
+    bench.fails(0, 3);
+    bench.now -= 60.0;
+    oversee(&mut bench.record, &bench.pool, Duration::from_secs(300), at(bench.now));
+    assert_eq!(bench.state(0), State::Ejected, "another live configuration may have set it");
+    bench.oversee();
+    assert_eq!(bench.state(0), State::Probing);
 }
 
 /// Anything that may happen to a host.
@@ -409,7 +424,7 @@ proptest! {
                 }
                 Event::Pass { millis } => bench.now += f64::from(millis) / 1000.0,
                 Event::Back { seconds } => bench.now = (bench.now - f64::from(seconds)).max(1.0),
-                Event::Oversee => oversee(&mut bench.record, &bench.pool, at(bench.now)),
+                Event::Oversee => bench.oversee(),
                 Event::Reload { slot } => bench.record.describe(slot, bench.pool.hosts[slot as usize].named()),
             }
             let ejected = (0..4).filter(|slot| bench.host(*slot).is_ejected()).count();
@@ -425,7 +440,7 @@ proptest! {
         // From now on the leader looks on, the probes are good, and every trial succeeds at once.
         for _ in 0..140 {
             bench.now += 1.0;
-            oversee(&mut bench.record, &bench.pool, at(bench.now));
+            bench.oversee();
             for slot in 0..4 {
                 let address = bench.host(slot).address();
                 report(&mut bench.record, address, Watcher::Probes, false, at(bench.now));

@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -9,7 +8,6 @@ use crate::core::fixture::{address, pool_of};
 use crate::core::health::{Evidence, State, judge};
 use crate::core::outcome::Outcome;
 use crate::core::random::Random;
-use crate::core::time::Instant;
 use crate::roles::fake::{Called, Fake, Process};
 use crate::roles::roots::Pools;
 use crate::roles::shared;
@@ -234,4 +232,13 @@ fn an_answer_to_nothing_and_a_call_that_envoy_refuses_change_nothing() {
     assert_eq!(bench.state(1), State::Serving);
     bench.host.heal();
     assert!(bench.probe(4, 9, None).iter().all(|probes| *probes >= 2));
+}
+
+#[test]
+fn calls_that_are_never_answered_are_forgotten() {
+    let mut bench = Bench::new(&Process::new(1), PROBE);
+    // Half an hour in which Envoy deletes each root that asked before its answer comes.
+    (0..18_000).for_each(|_| _ = bench.tick());
+    let open = bench.worker.duties.calls.len();
+    assert!((1..=60).contains(&open), "{open} calls are remembered");
 }
