@@ -61,6 +61,11 @@ impl Upload {
         !self.is_done
     }
 
+    /// Whether a tick has seen that more of it was to come.
+    pub fn was_seen_coming(&self) -> bool {
+        self.until != Instant::default()
+    }
+
     /// At a tick so many bytes of the body have come.
     pub fn look(&mut self, received: u64, now: Instant) {
         let is_coming = match self.length {

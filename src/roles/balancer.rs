@@ -23,11 +23,10 @@ use super::worker::{Worker, moved_to};
 use crate::config::{self, Explain, NoHost, Pool};
 use crate::core::address::Address;
 use crate::core::choice::{Chosen, Decision, Kind};
-use crate::core::lease::Settlement;
+use crate::core::lease::{Lease, Settlement};
 use crate::core::outcome::{End, Grpc, Outcome, VIA_UPSTREAM, flag};
 use crate::core::retry_after;
 use crate::core::roster::Roster;
-use crate::core::time::Instant;
 use crate::host::{Headers, Host, Level, Map, number};
 
 /// Headers that only this filter sets.
@@ -242,8 +241,7 @@ impl<H: Host> Stream<H> {
         };
         let lease = worker.lease(&route.name, self.id);
         let whereabouts = lease.filter(|lease| !lease.is_answered).and_then(|lease| moved_to(&self.host, lease.address));
-        let begun = lease.map(|lease| lease.taken);
-        let outcome = self.outcome(&route.pool, begun);
+        let outcome = self.outcome(&route.pool, lease);
         // An upgraded connection lives as long as its client likes.
         let is_timed = self.answer.status != Some(101);
         let latency = || number(self.host.property("response\0backend_latency")).filter(|_| is_timed).map(Duration::from_nanos);
@@ -319,23 +317,27 @@ impl<H: Host> Stream<H> {
     }
 
     /// How the stream ended for its host.
-    fn outcome(&self, pool: &Pool, begun: Option<Instant>) -> Outcome {
+    fn outcome(&self, pool: &Pool, lease: Option<&Lease>) -> Outcome {
         let details = self.host.property("response\0code_details").unwrap_or_default();
         // Whatever ends a response before its time replaces these details, so that with them there are no flags that judge.
         let flags = if details == VIA_UPSTREAM { 0 } else { self.flags() };
         let Answer { status: code, came_after_timeout, grpc, retry_after } = self.answer;
-        let is_at_fault = flags != 0 && (self.client.is_malformed || self.is_unfinished());
+        let is_at_fault = flags != 0 && (self.client.is_malformed || self.is_unfinished(lease));
         let patience = self.client.patience;
-        let elapsed = begun.filter(|_| patience.is_some()).map_or(Duration::ZERO, |begun| self.host.now().since(begun));
+        let elapsed = lease.filter(|_| patience.is_some()).map_or(Duration::ZERO, |lease| self.host.now().since(lease.taken));
         let end = End { code, came_after_timeout, is_at_fault, flags, details: &details, grpc, retry_after, patience, elapsed };
         end.outcome(&pool.failure.statuses)
     }
 
-    /// Whether the client has not sent all of its body: a host may answer before that, and break off.
-    fn is_unfinished(&self) -> bool {
+    /// Whether the client has not sent all of its body: a host may answer before that, or lose its patience, and break off. One that breaks off
+    /// before anything of the body has come, at once, has not even looked at it.
+    fn is_unfinished(&self, lease: Option<&Lease>) -> bool {
+        let Some(length) = self.client.length else {
+            return false;
+        };
+        let least = if lease.is_some_and(|lease| lease.upload.was_seen_coming()) { 0 } else { 1 };
         // As long as the headers can be read this is what they promise; now it is what has come.
-        let received = || number(self.host.property("request\0size"));
-        self.client.length.is_some_and(|length| length > 0 && received().is_some_and(|received| received < length))
+        number(self.host.property("request\0size")).is_some_and(|received| (least..length).contains(&received))
     }
 }
 

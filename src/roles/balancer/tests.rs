@@ -388,6 +388,7 @@ fn a_host_that_breaks_off_a_request_that_is_unfinished_or_malformed_is_not_blame
     assert_eq!(broken_off(&whole, 503, flag::CONNECTION_TERMINATION, Some(1000)), 1);
     assert_eq!(broken_off(&whole, 503, flag::CONNECTION_TERMINATION, None), 1);
     assert_eq!(broken_off(&whole, 503, flag::CONNECTION_TERMINATION, Some(999)), 0);
+    assert_eq!(broken_off(&whole, 503, flag::CONNECTION_TERMINATION, Some(0)), 1, "before it had looked at the body");
     assert_eq!(broken_off(&whole, 503, flag::CONNECTION_FAILURE, Some(0)), 1, "it was never sent");
     assert_eq!(broken_off(&[(":authority", "[::1")], 502, flag::UPSTREAM_PROTOCOL_ERROR, None), 0);
     assert_eq!(broken_off(&[(":authority", "gpu")], 502, flag::UPSTREAM_PROTOCOL_ERROR, None), 1);
@@ -428,4 +429,21 @@ fn the_time_that_a_client_takes_to_send_its_request_is_not_the_hosts() {
         let latencies: Vec<f32> = bench.hosts().iter().map(|(.., millis)| *millis).filter(|millis| *millis > 0.0).collect();
         assert!(matches!(latencies[..], [millis] if (45.0..=155.0).contains(&millis)), "{latencies:?}");
     }
+}
+
+#[test]
+fn a_host_that_loses_its_patience_with_a_body_that_does_not_come_is_not_blamed() {
+    let mut bench = Bench::new("");
+    let (id, mut stream, _) = bench.request("gpu", &[("content-length", "10")]);
+    let named = bench.named(id);
+    bench.attempt(id, &named[0], 1);
+    bench.host.stream(id, |stream| _ = stream.properties.insert("request\0size", 0u64.to_le_bytes().into()));
+    bench.tick();
+    bench.host.stream(id, |stream| {
+        stream.properties.insert("response\0code_details", b"upstream_reset_before_response_started".to_vec());
+        stream.properties.insert("response\0flags", flag::CONNECTION_TERMINATION.to_le_bytes().into());
+    });
+    bench.host.make_current(id);
+    stream.done();
+    assert!(bench.hosts().iter().all(|(load, failures, _)| (*load, *failures) == (0, 0)));
 }
