@@ -29,6 +29,12 @@ mod map {
     pub const CALL_HEADERS: u32 = 6;
 }
 
+/// The ABI's buffers.
+mod buffers {
+    pub const CALL_BODY: u32 = 4;
+    pub const PLUGIN_CONFIGURATION: u32 = 7;
+}
+
 /// WASI's clocks, and how precisely we want them, in nanoseconds.
 const REALTIME: (u32, u64) = (0, 1_000_000);
 const MONOTONIC: (u32, u64) = (1, 1000);
@@ -81,10 +87,7 @@ impl Envoy {
 
     /// The first `size` bytes of the plugin's configuration, inside `on_configure`.
     pub fn configuration(self, size: usize) -> Result<Vec<u8>, Fault> {
-        const PLUGIN_CONFIGURATION: u32 = 7;
-        // SAFETY: see the top of this file.
-        let bytes = owned(|data, length| unsafe { proxy_get_buffer_bytes(PLUGIN_CONFIGURATION, 0, size, data, length) });
-        bytes.map(Option::unwrap_or_default)
+        buffer(buffers::PLUGIN_CONFIGURATION, size).map(Option::unwrap_or_default)
     }
 }
 
@@ -102,6 +105,12 @@ fn owned(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Option<Ve
         status::NOT_FOUND => Ok(None),
         other => Err(Fault(other)),
     }
+}
+
+/// The first `size` bytes of a buffer.
+fn buffer(buffer: u32, size: usize) -> Result<Option<Vec<u8>>, Fault> {
+    // SAFETY: see the top of this file.
+    owned(|data, length| unsafe { proxy_get_buffer_bytes(buffer, 0, size, data, length) })
 }
 
 /// Nanoseconds on one of WASI's clocks.
@@ -208,6 +217,10 @@ impl Host for Envoy {
         let body = Some(body).filter(|body| !body.is_empty());
         proxy_wasm::hostcalls::dispatch_http_call(cluster, headers.to_vec(), body, Vec::new(), timeout)
             .map_err(|status| Fault(status as u32))
+    }
+
+    fn body(&self, size: usize) -> Option<Vec<u8>> {
+        buffer(buffers::CALL_BODY, size).ok().flatten()
     }
 
     fn metric(&self, kind: Metric, name: &str) -> Result<u32, Fault> {

@@ -51,9 +51,9 @@ struct Root {
 }
 
 impl Context for Root {
-    fn on_http_call_response(&mut self, token: u32, _: usize, _: usize, _: usize) {
+    fn on_http_call_response(&mut self, token: u32, _: usize, body_size: usize, _: usize) {
         if let Ok(mut worker) = worker().try_borrow_mut() {
-            worker.called_back(token);
+            worker.called_back(token, body_size);
         }
     }
 }

@@ -85,6 +85,11 @@ impl Statuses {
 }
 
 impl Failure {
+    /// How many hosts of so many may be ejected at once.
+    pub fn most_ejected(&self, hosts: usize) -> usize {
+        (hosts * self.max_ejected_percent as usize / 100).max(1)
+    }
+
     pub(super) fn read(fields: &mut Fields) -> Self {
         let failure = Self {
             consecutive: fields.integer("consecutive", 1..=1000, 3) as u32,

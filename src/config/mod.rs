@@ -2,6 +2,7 @@
 //! are what the program runs on: a value of them is valid by construction.
 
 mod health;
+mod hosts;
 mod json;
 mod pool;
 mod reader;
@@ -11,7 +12,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use health::{Breaker, Failure, Probe, Statuses};
-pub use pool::{Explain, Host, Jobs, NoHost, Pool, Score};
+pub use hosts::{Discovery, Entry, Host, MOST_HOSTS, WEIGHTS, is_a_hosts};
+pub use pool::{Explain, Jobs, NoHost, Pool, Score};
 
 use json::Json;
 use reader::{Faults, Fields, Reader};
@@ -110,7 +112,7 @@ impl Balancer {
             value.fields()?.each(|name, pool| {
                 if name.is_empty() {
                     pool.refuse("the pool of a cluster: its name is empty");
-                } else if let Some(read) = Pool::read(pool, override_header.clone(), alerts.clone()) {
+                } else if let Some(read) = Pool::read(pool, name, override_header.clone(), alerts.clone()) {
                     pools.insert(name.to_owned(), Rc::new(read));
                 }
             });
@@ -129,16 +131,22 @@ impl Balancer {
 
 impl Alerts {
     fn read(fields: &mut Fields) -> Self {
-        let cluster = fields.take("cluster", |value| {
-            const ALLOWED: &str = "the name of a cluster";
-            value.text(ALLOWED).filter(|name| !name.is_empty() || value.refuse(ALLOWED)).unwrap_or_default().to_owned()
-        });
-        if cluster.is_none() {
-            fields.note("cluster", "it is missing; say \"cluster\": \"alertmanager\"");
-        }
+        let cluster = cluster(fields, "alertmanager");
         let path = fields.text("path", "/api/v2/alerts", "a path that starts with /, such as /api/v2/alerts", is_path);
-        Self { cluster: cluster.unwrap_or_default(), path }
+        Self { cluster, path }
     }
+}
+
+/// The name of an Envoy cluster that requests of our own go to, which must be there.
+fn cluster(fields: &mut Fields, example: &str) -> String {
+    let cluster = fields.take("cluster", |value| {
+        const ALLOWED: &str = "the name of a cluster";
+        value.text(ALLOWED).filter(|name| !name.is_empty() || value.refuse(ALLOWED)).unwrap_or_default().to_owned()
+    });
+    if cluster.is_none() {
+        fields.note("cluster", format_args!("it is missing; say \"cluster\": \"{example}\""));
+    }
+    cluster.unwrap_or_default()
 }
 
 /// A path as a request of our own may ask for it.

@@ -1,23 +1,28 @@
 //! One pool's configuration.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::health::{Breaker, Failure, Probe};
+use super::hosts::{Discovery, Entry, Host, MOST_HOSTS, refuse_repeated};
 use super::reader::{Fields, Reader};
 use super::{Alerts, millis};
-use crate::core::address::Address;
-
-/// Most hosts of one pool: the size up to which the shared record is measured and tested.
-const MOST_HOSTS: usize = 1024;
 
 /// A pool: the hosts of one Envoy cluster.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// At least one; each address once.
+    /// The hosts; each address once. With [`Pool::discovery`], those that were written until it is known which there are.
     pub hosts: Vec<Host>,
+    /// What was written of hosts.
+    pub entries: Vec<Entry>,
+    /// A host's slots, unless something else is written of it.
+    pub max_in_flight: u32,
+    /// If the hosts are those that Envoy's cluster has.
+    pub discovery: Option<Discovery>,
+    /// Whether it is yet to be known which hosts there are.
+    pub awaits_membership: bool,
+    /// A host that joins gets its whole weight after this time, step by step; zero: at once.
+    pub slow_start: Duration,
     /// The score's parameters.
     pub score: Score,
     /// The EWMA's time constant.
@@ -40,23 +45,6 @@ pub struct Pool {
     pub override_header: Rc<str>,
     /// Of the whole configuration: where alerts go, if anywhere.
     pub alerts: Option<Rc<Alerts>>,
-}
-
-/// A host as configured.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Host {
-    /// Where it listens.
-    pub address: Address,
-    /// The address as Envoy writes it.
-    pub text: String,
-    /// Relative capacity, 0.01 to 1,000.
-    pub weight: f32,
-    /// What one job in flight adds to the host's score: `score.in_flight_weight / weight`.
-    pub per_job: f64,
-    /// Slots.
-    pub max_in_flight: u32,
-    /// No new jobs.
-    pub drain: bool,
 }
 
 /// The parameters of `least_score`.
@@ -137,17 +125,24 @@ impl Score {
 }
 
 impl Pool {
-    pub(super) fn read(value: Reader, override_header: Rc<str>, alerts: Option<Rc<Alerts>>) -> Option<Self> {
+    pub(super) fn read(value: Reader, name: &str, override_header: Rc<str>, alerts: Option<Rc<Alerts>>) -> Option<Self> {
         let mut fields = value.fields()?;
         let max_in_flight = fields.integer("max_in_flight", 1..=1_000_000, 50) as u32;
-        let mut hosts: Vec<Option<Host>> = Vec::new();
-        let there = fields.take("hosts", |list| {
-            hosts = list.items("hosts", 1..=MOST_HOSTS, |host| read_host(host, max_in_flight));
-        });
-        if there.is_none() {
-            fields.note("hosts", "it is missing; say \"hosts\": [{\"address\": \"10.0.0.1:8188\"}]");
+        let discovery = fields.optional("discovery", Discovery::read);
+        let is_itself = discovery.as_ref().is_some_and(|discovery: &Discovery| discovery.cluster == name);
+        if is_itself {
+            fields.note("discovery", "its cluster is the pool itself; it must be one that points at Envoy's admin address");
         }
-        refuse_repeated(&fields, &hosts);
+        let mut entries: Vec<Option<Entry>> = Vec::new();
+        let least = usize::from(discovery.is_none());
+        let there = fields.take("hosts", |list| {
+            entries = list.items("hosts", least..=MOST_HOSTS, |host| Entry::read(host, max_in_flight));
+        });
+        if there.is_none() && discovery.is_none() {
+            let say = "say \"hosts\": [{\"address\": \"10.0.0.1:8188\"}], or \"discovery\": {\"cluster\": \"envoy_admin\"}";
+            fields.note("hosts", format_args!("it is missing; {say}"));
+        }
+        refuse_repeated(&fields, &entries);
         fields.word("policy", &["least_score"], &["least_time", "weighted"], "least_score");
         let score = fields.section("score", Score::read);
         let time_constant = fields.section("ewma", |ewma| millis(ewma, "time_constant_ms", 30_000));
@@ -165,17 +160,20 @@ impl Pool {
             "header" => Explain::Header,
             _ => Explain::Off,
         };
-        fields.later_than("slow_start_ms", 0);
+        let slow_start = Duration::from_millis(fields.integer("slow_start_ms", 0..=3_600_000, 0));
         for key in LATER {
             fields.later(key);
         }
         fields.finish();
-        let mut hosts: Vec<Host> = hosts.into_iter().flatten().collect();
-        for host in &mut hosts {
-            host.per_job = f64::from(score.in_flight_weight) / f64::from(host.weight);
-        }
+        let entries: Vec<Entry> = entries.into_iter().flatten().collect();
+        let host = |entry: &Entry| Host::new(entry.address, max_in_flight).overridden(entry).weighed(&score);
         Some(Self {
-            hosts,
+            hosts: entries.iter().map(host).collect(),
+            entries,
+            max_in_flight,
+            awaits_membership: discovery.is_some(),
+            discovery,
+            slow_start,
             score,
             time_constant,
             jobs,
@@ -189,48 +187,19 @@ impl Pool {
             alerts,
         })
     }
+
+    /// Whether no host is known, and that says nothing about which there are.
+    pub fn awaits_hosts(&self) -> bool {
+        self.awaits_membership && self.hosts.is_empty()
+    }
+
+    /// The same with these hosts, which are all that there are.
+    #[must_use]
+    pub fn with_hosts(&self, hosts: impl Iterator<Item = Host>) -> Self {
+        let hosts = hosts.map(|host| host.weighed(&self.score)).collect();
+        Self { hosts, awaits_membership: false, ..self.clone() }
+    }
 }
 
 /// Keys of features to come.
-const LATER: [&str; 10] =
-    ["discovery", "weighted", "queue", "class", "cost", "priority", "tenant", "telemetry", "budgets", "affinity"];
-
-fn read_host(value: Reader, default_slots: u32) -> Option<Host> {
-    let mut fields = value.fields()?;
-    let address = fields.take("address", read_address);
-    if address.is_none() {
-        fields.note("address", "it is missing; say \"address\": \"10.0.0.1:8188\"");
-    }
-    let weight = fields.number("weight", 0.01..=1000.0, 1.0);
-    let max_in_flight = fields.integer("max_in_flight", 1..=1_000_000, default_slots.into()) as u32;
-    let drain = fields.boolean("drain", false);
-    fields.finish();
-    let address = address.flatten()?;
-    Some(Host { address: address.into(), text: address.to_string(), weight, per_job: 0.0, max_in_flight, drain })
-}
-
-fn read_address(value: Reader) -> Option<SocketAddr> {
-    const ALLOWED: &str = "an IP address and a port in 1..=65535, such as 10.0.0.1:8188 or [fd00::1]:8188";
-    let address = value.text(ALLOWED)?.parse().ok().filter(|address: &SocketAddr| {
-        let is_plain = match address {
-            SocketAddr::V4(_) => true,
-            SocketAddr::V6(v6) => v6.scope_id() == 0 && v6.ip().to_ipv4_mapped().is_none(),
-        };
-        is_plain && address.port() != 0 && !address.ip().is_unspecified() && !address.ip().is_multicast()
-    });
-    if address.is_none() {
-        value.refuse(ALLOWED);
-    }
-    address
-}
-
-fn refuse_repeated(fields: &Fields, hosts: &[Option<Host>]) {
-    let mut first: BTreeMap<Address, usize> = BTreeMap::new();
-    for (index, host) in hosts.iter().enumerate() {
-        let Some(host) = host else { continue };
-        if let Some(earlier) = first.insert(host.address, index) {
-            let what = format!("\"{}\" is there twice; hosts[{earlier}] has it already", host.text);
-            fields.note_item("hosts", index, "address", what);
-        }
-    }
-}
+const LATER: [&str; 9] = ["weighted", "queue", "class", "cost", "priority", "tenant", "telemetry", "budgets", "affinity"];

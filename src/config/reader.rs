@@ -281,15 +281,6 @@ impl<'a> Fields<'a> {
         read
     }
 
-    /// A number of which this version knows only the one value that switches its behaviour off.
-    pub fn later_than(&mut self, key: &'static str, off: u64) {
-        self.take(key, |value| match value.value {
-            Json::Number(number) if number.as_u64() == Some(off) => true,
-            _ => value.refuse(format_args!("supported yet; allowed now: {off}")),
-        });
-        self.later.push(key);
-    }
-
     /// A key whose behaviour comes with a later version.
     pub fn later(&mut self, key: &'static str) {
         self.take(key, |value| value.faults.note(&value.path, "not supported yet"));

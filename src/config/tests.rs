@@ -23,6 +23,7 @@ fn what_is_left_out_takes_its_default() {
         per_job: f64::from(0.7f32),
         max_in_flight: 50,
         drain: false,
+        is_degraded: false,
     };
     assert_eq!(pool.hosts[0], host);
     assert_eq!(pool.hosts[1].text, "[fd00::1]:80");
@@ -93,7 +94,7 @@ fn jobs_are_those_whose_method_and_path_are_listed() {
 #[test]
 fn the_readme_lists_every_key_with_its_default_and_what_is_allowed() {
     let everything = r#"{"pools": {"P": {"hosts": [{"address": "10.0.0.1:1"}], "score": {}, "ewma": {}, "jobs": {},
-        "latency_breaker": {}, "probe": {"path": "/health"}}}, "alerts": {"cluster": "alertmanager"}}"#;
+        "discovery": {"cluster": "envoy_admin"}, "latency_breaker": {}, "probe": {"path": "/health"}}}, "alerts": {"cluster": "alertmanager"}}"#;
     let faults = Faults::default();
     Role::read(everything.as_bytes(), &faults).unwrap();
     let row = |(path, (default, allowed)): (String, (String, String))| {

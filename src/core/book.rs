@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use super::address::Address;
 use super::lease::Lease;
+use super::newcomer;
 use super::record::{Named, Record, Seat, Worker};
+use super::time::Instant;
 use crate::config::Score;
 
 /// How many of its own ticks an observer sees a beat unchanged before it declares the worker dead. With ticks of 100 ms that is 8 s:
@@ -33,12 +35,18 @@ pub const TICKS_TO_DEATH_OF_A_LAGGARD: u32 = 8;
 /// What the live configurations of a worker say of a pool, as far as all workers must agree on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Declared {
+    /// Whether any of them has the pool; it may have no host yet.
+    pub has_pool: bool,
     /// The hosts, each address once.
     pub hosts: Vec<Named>,
     /// The score's parameters.
     pub score: Score,
     /// The EWMA's time constant.
     pub time_constant: Duration,
+    /// How long a newcomer's weight takes to be whole.
+    pub slow_start: Duration,
+    /// Whether the hosts are those of Envoy's cluster.
+    pub discovers: bool,
 }
 
 impl Declared {
@@ -59,7 +67,8 @@ impl Declared {
             (host.address, host.weight.to_bits(), host.max_in_flight, host.drain).hash(&mut hasher);
         }
         let Score { in_flight_weight, latency_weight, target_latency } = self.score;
-        (in_flight_weight.to_bits(), latency_weight.to_bits(), target_latency, self.time_constant).hash(&mut hasher);
+        (in_flight_weight.to_bits(), latency_weight.to_bits(), target_latency).hash(&mut hasher);
+        (self.has_pool, self.time_constant, self.slow_start, self.discovers).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -154,7 +163,7 @@ impl Book {
     /// Brings the record in step with this book: registers the worker, writes its share to where it belongs, adds the hosts that it names,
     /// retires those that nobody names any more, and drops what the dead had held once all have caught up.
     #[must_use]
-    pub fn join(&self, record: &mut Record) -> Joined {
+    pub fn join(&self, record: &mut Record, now: Instant) -> Joined {
         let known = self.step.filter(|step| step.incarnation == record.header.incarnation);
         let found = record.worker_row(self.worker, known.map_or(0, |step| step.row));
         let share = match known {
@@ -166,8 +175,9 @@ impl Book {
             Some(_) => Share::Pending,
         };
         // The hosts first: a lease whose entry has gone is to find the one that will be chosen from, so that it fills a slot there.
-        self.write_names(record, known.is_none_or(|step| step.fingerprint != self.fingerprint));
-        let seats = self.write_share(record, share, known.is_some());
+        self.write_names(record, known.is_none_or(|step| step.fingerprint != self.fingerprint), now);
+        let mut seats = self.write_share(record, share, known.is_some());
+        seats.extend(self.seat_those_without(record));
         let entry = Worker {
             id: self.worker,
             names: self.names,
@@ -215,18 +225,37 @@ impl Book {
         seats
     }
 
-    fn write_names(&self, record: &mut Record, news: bool) {
+    /// A job that Envoy sent to a host before we knew of it takes its seat there once we do.
+    fn seat_those_without(&self, record: &mut Record) -> Vec<(u32, Seat)> {
+        let without = self.leases.iter().filter(|(_, lease)| lease.seat.is_none());
+        let at = without.filter_map(|(stream, lease)| Some((*stream, record.seat_at(lease.address?)?)));
+        let seats: Vec<(u32, Seat)> = at.collect();
+        seats.iter().for_each(|(_, seat)| record.reserve(seat.slot));
+        seats
+    }
+
+    fn write_names(&self, record: &mut Record, news: bool, now: Instant) {
         let mut places: BTreeMap<Address, u32> =
             record.hosts().zip(0..).filter(|(host, _)| !host.is_retired()).map(|(host, slot)| (host.address(), slot)).collect();
         for named in &self.declared.hosts {
             match places.remove(&named.address) {
-                Some(slot) if news => record.describe(slot, *named),
+                Some(slot) if news => {
+                    let is_back = !named.drain && record.host(slot).is_some_and(|host| host.is_draining());
+                    record.describe(slot, *named);
+                    if is_back {
+                        newcomer::join(record, slot, now);
+                    }
+                }
                 Some(_) => {}
-                None => _ = record.add_host(*named, false),
+                None => {
+                    let seat = record.add_host(*named, false);
+                    newcomer::join(record, seat.slot, now);
+                }
             }
         }
-        if news && !self.declared.hosts.is_empty() {
+        if news && self.declared.has_pool {
             record.header.describe(&self.declared.score, self.declared.time_constant);
+            record.header.describe_joining(self.declared.slow_start, self.declared.discovers);
         }
     }
 
@@ -326,9 +355,9 @@ impl Book {
         std::mem::replace(&mut self.beat_is_due, true)
     }
 
-    /// Whether this worker has nothing to do with the pool any more: it names no host and holds no lease.
+    /// Whether this worker has nothing to do with the pool any more: its configurations do not have it, and it holds no lease.
     pub fn is_idle(&self) -> bool {
-        self.declared.hosts.is_empty() && self.leases.is_empty()
+        !self.declared.has_pool && self.leases.is_empty()
     }
 
     /// Takes the worker out of the record; it holds nothing, so no count changes. The last one takes the hosts along.

@@ -139,14 +139,19 @@ fn why(places: &[&Place], is_trial: bool, load: impl Fn(u32) -> u32) -> Option<W
     let chosen = places.first()?;
     let placed = load(chosen.slot);
     let jobs = score::of_jobs(placed, chosen.per_job);
-    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, score_of(place, load(place.slot))));
-    Some(Why { score: score_of(chosen, placed), jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
+    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, own_score(place, load(place.slot))));
+    Some(Why { score: own_score(chosen, placed), jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
 }
 
 /// The score of a host with this load; [`FULL`] or more if that leaves no slot free.
 fn score_of(place: &Place, load: u32) -> f64 {
     let full = if load >= place.max_in_flight { FULL } else { 0.0 };
-    (score::of_jobs(load, place.per_job) + place.latency) * place.penalty + full
+    own_score(place, load) + place.behind + full
+}
+
+/// The score by what the host does alone.
+fn own_score(place: &Place, load: u32) -> f64 {
+    (score::of_jobs(load, place.per_job) + place.latency) * place.penalty
 }
 
 /// With `n` jobs of mean length `t` running side by side, the next one ends after about `t / n`.
@@ -184,6 +189,9 @@ fn best(scores: &mut [f64], mut lowest: f64, count: usize, band: f64, random: &m
 
 #[cfg(test)]
 mod failing;
+
+#[cfg(test)]
+mod joining;
 
 #[cfg(test)]
 mod tests;

@@ -28,10 +28,11 @@
 use std::time::Duration;
 
 use super::address::Address;
+use super::newcomer;
 use super::outcome::{LONGEST_PAUSE, Outcome};
 use super::penalty::{self, Fade};
 use super::random::Random;
-use super::record::{EJECTED, FAILS_ENVOY, FAILS_PROBES, Host, Record, SLOW, TRIAL};
+use super::record::{EJECTED, FAILS_ENVOY, FAILS_PROBES, Header, Host, Record, SLOW, STRANGER, TRIAL};
 use super::time::Instant;
 use crate::config::{Breaker, Failure, Pool};
 
@@ -62,6 +63,8 @@ pub enum Reason {
     Failures,
     /// Slow windows in a row.
     Latency,
+    /// Envoy does not know it: see [`super::stranger`].
+    Unknown,
 }
 
 /// Who says that a host is not well.
@@ -117,6 +120,7 @@ impl Reason {
         match self {
             Reason::Failures => "failures",
             Reason::Latency => "latency",
+            Reason::Unknown => "unknown",
         }
     }
 }
@@ -169,7 +173,11 @@ impl Host {
 
     /// Why the host is ejected or probing, if it is.
     pub fn reason(&self) -> Option<Reason> {
-        let reason = if self.has_flag(SLOW) { Reason::Latency } else { Reason::Failures };
+        let reason = match (self.has_flag(SLOW), self.has_flag(STRANGER)) {
+            (true, _) => Reason::Latency,
+            (_, true) => Reason::Unknown,
+            _ => Reason::Failures,
+        };
         self.is_ejected().then_some(reason)
     }
 
@@ -180,7 +188,12 @@ impl Host {
         Trial { ejection: self.ejections, until: self.until }
     }
 
-    fn eject(&mut self, reason: Reason, failure: &Failure, now: Instant, random: &mut Random) {
+    /// Whether it still waits for the end of this trial.
+    pub(super) fn is_on(&self, trial: Trial) -> bool {
+        self.is_ejected() && trial.ejection == self.ejections
+    }
+
+    pub(super) fn eject(&mut self, reason: Reason, failure: &Failure, now: Instant, random: &mut Random) {
         if !self.is_ejected() {
             let served = now.since(Instant(self.until)).as_micros() / failure.base_ejection.as_micros().max(1);
             self.severity = self.severity.saturating_sub(u16::try_from(served).unwrap_or(u16::MAX));
@@ -193,10 +206,12 @@ impl Host {
         self.set_flag(EJECTED, true);
         self.set_flag(TRIAL, false);
         self.set_flag(SLOW, reason == Reason::Latency);
+        self.set_flag(STRANGER, reason == Reason::Unknown);
     }
 
-    fn readmit(&mut self, now: Instant) {
-        self.set_flag(EJECTED | TRIAL | SLOW, false);
+    pub(super) fn readmit(&mut self, header: &Header, now: Instant) {
+        self.join(header, now);
+        self.set_flag(EJECTED | TRIAL | SLOW | STRANGER, false);
         self.until = now.0;
         self.consecutive_failures = 0;
         self.failure_rate = 0.0;
@@ -204,7 +219,7 @@ impl Host {
     }
 
     /// Whether the job was begun before the host was re-admitted.
-    fn is_old_news(&self, begun: Instant) -> bool {
+    pub(super) fn is_old_news(&self, begun: Instant) -> bool {
         !self.is_ejected() && begun.0 < self.until
     }
 
@@ -221,7 +236,7 @@ impl Host {
     }
 
     /// Sets what one of the watchers says. Gives whether that is news.
-    pub fn set_unhealthy(&mut self, watcher: Watcher, unhealthy: bool, now: Instant) -> bool {
+    pub fn set_unhealthy(&mut self, watcher: Watcher, unhealthy: bool, header: &Header, now: Instant) -> bool {
         let flag = match watcher {
             Watcher::Probes => FAILS_PROBES,
             Watcher::Envoy => FAILS_ENVOY,
@@ -230,6 +245,9 @@ impl Host {
             return false;
         }
         self.set_flag(flag, unhealthy);
+        if !self.has_flag(FAILS_PROBES | FAILS_ENVOY) {
+            self.join(header, now);
+        }
         if !unhealthy && self.is_ejected() && !self.has_flag(TRIAL) {
             // It was down and has come back: that is what the ejection waits for.
             self.until = now.0;
@@ -248,7 +266,7 @@ pub fn judge(record: &mut Record, slot: u32, evidence: Evidence, pool: &Pool, no
     if !host.is_ejected() && host.until > now.0 {
         host.until = now.0;
     }
-    let trial = evidence.trial.filter(|trial| host.is_ejected() && trial.ejection == host.ejections);
+    let trial = evidence.trial.filter(|trial| host.is_on(*trial));
     let case = Case { record, slot, evidence, is_trial: trial.is_some(), pool, now };
     match evidence.outcome {
         Outcome::Success => case.succeed(&mut host, random),
@@ -302,7 +320,7 @@ impl Case<'_> {
             if is_still_slow {
                 host.eject(Reason::Latency, &pool.failure, now, random)
             } else {
-                host.readmit(now)
+                host.readmit(&self.record.header, now)
             }
             return;
         }
@@ -339,28 +357,45 @@ impl Case<'_> {
     /// stay within `max_ejected_percent`, which is at least one.
     fn may_eject(&self) -> bool {
         let members = || self.record.hosts().zip(0..).filter(|(host, _)| !host.is_retired());
-        let most = members().count() * self.pool.failure.max_ejected_percent as usize / 100;
-        let ejected = members().filter(|(host, _)| host.is_ejected()).count();
+        let most = self.pool.failure.most_ejected(members().count());
+        let ejected = members().filter(|(host, _)| host.is_ejected() && !host.has_flag(STRANGER)).count();
         // Another of this configuration's: that of another listener is of no use to this one.
         let is_named = |host: &Host| self.pool.hosts.iter().any(|named| named.address == host.address());
         let serves = |host: &Host| host.state(self.now) == State::Serving && is_named(host);
-        ejected < most.max(1) && members().any(|(host, other)| other != self.slot && serves(&host))
+        ejected < most && members().any(|(host, other)| other != self.slot && serves(&host))
     }
+}
+
+/// The longest times in any live configuration of a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Longest {
+    /// Of an ejection, without its jitter.
+    pub ejection: Duration,
+    /// Of a slow start.
+    pub slow_start: Duration,
 }
 
 /// What the leader sees to once a tick.
 ///
 /// - Where no host of the pool serves, an ejection protects nobody: those that could be tried are.
-/// - A pool that is not probed any more has no host that fails its probes.
-/// - A deadline that lies further ahead than any that is ever set is of a clock that has since stepped back. `longest` is the longest ejection
-///   in any live configuration of the pool.
-pub fn oversee(record: &mut Record, pool: &Pool, longest: Duration, now: Instant) {
+/// - A pool that is not probed any more has no host that fails its probes, and one that does not follow Envoy's health none that fails that.
+/// - A deadline that lies further ahead than any that is ever set is of a clock that has since stepped back.
+/// - A newcomer grows up.
+pub fn oversee(record: &mut Record, pool: &Pool, longest: Longest, now: Instant) {
     let serves_none = !record.hosts().any(|host| matches!(host.state(now), State::Serving | State::Busy | State::Probing));
-    let longest_ejection = longest.mul_f64(1.0 + JITTER);
+    let longest_ejection = longest.ejection.mul_f64(1.0 + JITTER);
+    let header = record.header;
     let mut changed = false;
     for slot in 0..record.header.hosts {
         let Some(mut host) = record.host(slot) else { continue };
-        let is_well = pool.probe.is_none() && host.set_unhealthy(Watcher::Probes, false, now);
+        let is_forgotten = |watcher| match watcher {
+            Watcher::Probes => pool.probe.is_none(),
+            Watcher::Envoy => pool.discovery.is_none(),
+        };
+        let mut is_well = false;
+        for watcher in [Watcher::Probes, Watcher::Envoy].into_iter().filter(|watcher| is_forgotten(*watcher)) {
+            is_well |= host.set_unhealthy(watcher, false, &header, now);
+        }
         let is_astray = host.is_ejected() && remaining(host.until, now) > longest_ejection;
         let is_relieved = is_astray || serves_none && host.state(now) == State::Ejected;
         if is_relieved {
@@ -370,7 +405,8 @@ pub fn oversee(record: &mut Record, pool: &Pool, longest: Duration, now: Instant
         if is_called_back {
             host.busy_until = now.0;
         }
-        if is_well || is_relieved || is_called_back {
+        let is_grown = newcomer::grow_up(&mut host, longest.slow_start, now);
+        if is_well || is_relieved || is_called_back || is_grown {
             record.with_host(slot, |entry| *entry = host);
             changed = true;
         }
@@ -382,8 +418,13 @@ pub fn oversee(record: &mut Record, pool: &Pool, longest: Duration, now: Instant
 
 /// Writes down what a watcher says of the host at this address. Gives whether that was news.
 pub fn report(record: &mut Record, address: Address, watcher: Watcher, unhealthy: bool, now: Instant) -> bool {
-    let slot = record.seat_at(address).map(|seat| seat.slot);
-    let is_news = slot.and_then(|slot| record.with_host(slot, |host| host.set_unhealthy(watcher, unhealthy, now))) == Some(true);
+    record.seat_at(address).is_some_and(|seat| report_at(record, seat.slot, watcher, unhealthy, now))
+}
+
+/// The same of the host in this slot.
+pub fn report_at(record: &mut Record, slot: u32, watcher: Watcher, unhealthy: bool, now: Instant) -> bool {
+    let header = record.header;
+    let is_news = record.with_host(slot, |host| host.set_unhealthy(watcher, unhealthy, &header, now)) == Some(true);
     if is_news {
         record.header.stands_anew();
     }

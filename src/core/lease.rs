@@ -12,6 +12,7 @@ use super::health::{Evidence, Trial, judge};
 use super::outcome::Outcome;
 use super::random::Random;
 use super::record::{Record, Seat};
+use super::stranger::{self, Passed};
 use super::time::Instant;
 use crate::config::Pool;
 
@@ -154,12 +155,20 @@ impl Lease {
         if self.is_overruled(now_at) {
             record.header.overruled = record.header.overruled.saturating_add(1);
         }
+        if self.is_overruled(now_at) && record.seat_at(now_at.address).is_some() {
+            let names = self.named.get(..position.unwrap_or(self.named.len())).unwrap_or_default();
+            let is_clear = position.is_some();
+            Passed { names, is_clear, begun: self.taken, trial: self.trial }.note(record, &self.pool, now, random);
+        }
         if let Some(seat) = self.seat {
             record.release(seat);
         }
         let seat = record.seat_at(now_at.address);
         match seat {
-            Some(seat) => record.reserve(seat.slot),
+            Some(seat) => {
+                stranger::serves(record, seat.slot, self.address.is_some(), now);
+                record.reserve(seat.slot);
+            }
             None => record.header.elsewhere = record.header.elsewhere.saturating_add(1),
         }
         // Where nobody was blamed the trial has not been held: the host gets another when this one is overdue.

@@ -38,9 +38,14 @@ pub enum Event {
 pub fn look(record: &mut Record, now: Instant) -> Vec<Event> {
     let mut events = Vec::new();
     for slot in 0..record.header.hosts {
-        if let Some(host) = record.host(slot).filter(|host| !host.is_retired())
-            && is_news(&host, now)
-        {
+        let Some(host) = record.host(slot).filter(|host| !host.is_retired()) else {
+            continue;
+        };
+        if awaits_a_look(record, &host) {
+            if host.ejections != host.told_ejections {
+                record.with_host(slot, |host| host.told_ejections = host.ejections);
+            }
+        } else if is_news(&host, now) {
             record.with_host(slot, |host| tell(host, now, &mut events));
         }
     }
@@ -50,6 +55,17 @@ pub fn look(record: &mut Record, now: Instant) -> Vec<Event> {
         events.push(if has_host { Event::HostAgain } else { Event::NoHost });
     }
     events
+}
+
+/// Whether the next look at Envoy's cluster will say what has become of a host that Envoy did not know: it has gone as a rule, which is no event.
+pub fn awaits_a_look(record: &Record, host: &Host) -> bool {
+    record.header.discovers != 0 && host.reason() == Some(Reason::Unknown)
+}
+
+/// The hosts that are ejected or probing, as far as that is to be told.
+pub fn ejected(record: &Record) -> impl Iterator<Item = Address> {
+    let those = record.hosts().filter(|host| host.is_ejected() && !host.is_retired() && !awaits_a_look(record, host));
+    those.map(|host| host.address())
 }
 
 fn is_news(host: &Host, now: Instant) -> bool {
@@ -86,9 +102,9 @@ fn tell(host: &mut Host, now: Instant, events: &mut Vec<Event>) {
     host.set_flag(TOLD_UNHEALTHY, is_unhealthy(host, now));
 }
 
-/// Whether a host of the pool serves. One that is on trial takes one job: that is no pool.
+/// Whether a host of the pool serves. One that is on trial takes one job: that is no pool. Hosts that are yet to be known are not none.
 pub fn has_host(record: &Record, now: Instant) -> bool {
-    record.hosts().any(|host| host.state(now) == State::Serving)
+    record.header.awaits_hosts() || record.hosts().any(|host| host.state(now) == State::Serving)
 }
 
 #[cfg(test)]
@@ -172,6 +188,23 @@ mod tests {
         assert_eq!(bench.look(), []);
         bench.report(0, false);
         assert_eq!(bench.look(), [Event::Healthy(addresses[0]), Event::HostAgain]);
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_host_that_envoy_does_not_know_where_the_next_look_will_say_why() {
+        let mut bench = Bench::new();
+        bench.record.header.discovers = 1;
+        let pool = bench.pool.clone();
+        let eject = |host: &mut Host| host.eject(Reason::Unknown, &pool.failure, at(5.0), &mut Random::new(1));
+        bench.record.with_host(0, eject);
+        assert_eq!((bench.look(), ejected(&bench.record).count()), (vec![], 0));
+        assert!(crate::core::stranger::acquit(&mut bench.record, 0, at(5.0)));
+        assert_eq!(bench.look(), []);
+        bench.record.header.discovers = 0;
+        bench.record.with_host(0, eject);
+        let events = bench.look();
+        assert!(matches!(events[..], [Event::Ejected { reason: Reason::Unknown, .. }]), "{events:?}");
+        assert_eq!(ejected(&bench.record).collect::<Vec<_>>(), [pool.hosts[0].address]);
     }
 
     #[test]

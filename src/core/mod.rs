@@ -14,15 +14,19 @@ pub mod health;
 pub mod leader;
 pub mod lease;
 pub mod lookout;
+pub mod membership;
+pub mod newcomer;
 pub mod outcome;
 pub mod packed;
 pub mod penalty;
+pub mod poller;
 pub mod prober;
 pub mod random;
 pub mod record;
 pub mod retry_after;
 pub mod roster;
 pub mod score;
+pub mod stranger;
 pub mod time;
 
 #[cfg(test)]

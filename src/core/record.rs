@@ -23,7 +23,7 @@ use super::time::Instant;
 use crate::config;
 
 use layout::{DRAIN, MAGIC, PAST, RETIRED};
-pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
+pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, STRANGER, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
 pub use layout::{Front, Header, Host, VERSION, Worker};
 
 /// What the configuration says of a host, as far as the record shows it.

@@ -29,6 +29,21 @@ pub struct Place {
     pub latency: f64,
     /// What the score is multiplied by: see [`super::penalty`].
     pub penalty: f64,
+    /// What is added to the score: 0, or [`BEHIND`].
+    pub behind: f64,
+}
+
+/// Added to the score of a host that is to be chosen only where no other has a free slot: one that Envoy holds degraded, or a newcomer that has had its
+/// share. Above the score of any other host with a free slot (see [`super::choice::FULL`]), and below that of one without.
+pub const BEHIND: f64 = 2e12;
+
+/// A newcomer among the hosts that serve.
+#[derive(Clone, Copy, Debug)]
+struct Newcomer {
+    /// Index into those that serve.
+    at: usize,
+    /// Its part of their weights.
+    fair: f64,
 }
 
 /// The hosts of one configuration that may be chosen.
@@ -47,7 +62,11 @@ pub struct Roster {
     known: Vec<Place>,
     /// Those of them that serve.
     serving: Vec<Place>,
-    /// Those of them that are probing.
+    /// Those of these whose jobs are watched.
+    newcomers: Vec<Newcomer>,
+    /// Whether the weight of one of those that serve is yet to rise.
+    is_rising: bool,
+    /// Those of the known that are probing.
     probing: Vec<Place>,
     /// Those of these whose next job is a trial.
     on_trial: Vec<Place>,
@@ -71,12 +90,14 @@ impl Roster {
             (self.standing, self.sorted) = (header.standing, now);
             self.sort(record, now);
         }
-        // Within a thousandth of the time constant an average fades by less than 0.1 %.
-        let holds = self.weighed..self.weighed + pool.time_constant / 1000;
+        // Within a thousandth of the time constant an average fades by less than 0.1 %, and a weight rises by no more.
+        let step = if self.is_rising { pool.time_constant.min(pool.slow_start) } else { pool.time_constant } / 1000;
+        let holds = self.weighed..self.weighed + step;
         if is_sorted_anew || self.learned != header.learned || !holds.contains(&now) {
             (self.learned, self.weighed) = (header.learned, now);
             self.weigh(record, pool, now);
         }
+        self.hold_back(record);
     }
 
     fn find(&mut self, record: &Record, pool: &Pool) {
@@ -89,7 +110,8 @@ impl Roster {
                 continue;
             };
             let (per_job, max_in_flight) = (host.per_job, host.max_in_flight);
-            self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0 });
+            let behind = if host.is_degraded { BEHIND } else { 0.0 };
+            self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0, behind });
             let same_machine = retired.iter().filter(|(entry, _)| entry.address() == host.address);
             self.earlier.extend(same_machine.map(|(_, earlier)| (slot, *earlier)));
         }
@@ -124,10 +146,36 @@ impl Roster {
         if !self.serving.is_empty() {
             self.mean = latency.mean();
         }
-        for place in &mut self.serving {
+        self.newcomers.clear();
+        self.is_rising = false;
+        let mut weights = 0.0;
+        for (at, place) in self.serving.iter_mut().enumerate() {
             let host = record.host(place.slot).unwrap_or_default();
             place.latency = latency.of(host.ewma());
             place.penalty = penalty::factor(&host, now, fade);
+            let Some(configured) = pool.hosts.get(place.host) else { continue };
+            let (ramp, weight) = (host.ramp(pool.slow_start, now), f64::from(configured.weight));
+            place.per_job = configured.per_job / ramp;
+            self.is_rising |= ramp < 1.0;
+            weights += weight;
+            if host.is_newcomer() && !configured.is_degraded {
+                self.newcomers.push(Newcomer { at, fair: weight });
+            }
+        }
+        if self.newcomers.len() == self.serving.len() {
+            self.newcomers.clear();
+        }
+        self.newcomers.iter_mut().for_each(|newcomer| newcomer.fair /= weights);
+    }
+
+    /// Puts newcomers behind the others while they have had their share.
+    fn hold_back(&mut self, record: &Record) {
+        for newcomer in &self.newcomers {
+            if let Some(place) = self.serving.get_mut(newcomer.at) {
+                let host = record.host(place.slot).unwrap_or_default();
+                let has_had_its_share = host.is_newcomer() && !host.may_take_one(&record.header, newcomer.fair);
+                place.behind = if has_had_its_share { BEHIND } else { 0.0 };
+            }
         }
     }
 

@@ -66,8 +66,10 @@ pub fn scores(record: &Record, now: Instant) -> Vec<f64> {
     let averages = record.hosts().map(|host| host.ewma());
     let fade = Fade::new(record.header.time_constant(), &record.header);
     let latency = Latency::new(&score, averages, now, Fading::new(record.header.time_constant()));
-    let per_job = |weight: f32| f64::from(score.in_flight_weight) / f64::from(weight);
+    let slow_start = record.header.slow_start();
+    let weight = |host: &Host| f64::from(host.weight) * host.ramp(slow_start, now);
+    let per_job = |host: &Host| f64::from(score.in_flight_weight) / weight(host);
     let of_host =
-        |host: Host| (of_jobs(host.load(), per_job(host.weight)) + latency.of(host.ewma())) * penalty::factor(&host, now, fade);
+        |host: Host| (of_jobs(host.load(), per_job(&host)) + latency.of(host.ewma())) * penalty::factor(&host, now, fade);
     record.hosts().map(of_host).collect()
 }

@@ -24,6 +24,7 @@ use crate::config::{self, Explain, NoHost, Pool};
 use crate::core::address::Address;
 use crate::core::choice::{Chosen, Decision, Kind};
 use crate::core::lease::{Lease, Settlement};
+use crate::core::membership::Membership;
 use crate::core::outcome::{End, Grpc, Outcome, VIA_UPSTREAM, flag};
 use crate::core::retry_after;
 use crate::core::roster::Roster;
@@ -47,8 +48,34 @@ pub enum Flow {
 /// One pool of one configuration.
 struct Route {
     name: Rc<str>,
+    /// As it was written.
+    configured: Rc<Pool>,
+    running: RefCell<Running>,
+}
+
+/// A pool with the hosts that it has now.
+struct Running {
+    members: Option<Rc<Membership>>,
     pool: Rc<Pool>,
-    roster: RefCell<Roster>,
+    roster: Roster,
+}
+
+impl Route {
+    fn new(name: &Rc<str>, configured: &Rc<Pool>) -> Self {
+        let running = Running { members: None, pool: configured.clone(), roster: Roster::default() };
+        Self { name: name.clone(), configured: configured.clone(), running: RefCell::new(running) }
+    }
+}
+
+impl Running {
+    /// Takes over what the worker knows of the pool's hosts.
+    fn catch_up<H: Host>(&mut self, route: &Route, worker: &Worker<H>) {
+        let members = worker.members(&route.name);
+        if members.map(Rc::as_ptr) != self.members.as_ref().map(Rc::as_ptr) {
+            let pool = worker.pool(&route.name, &route.configured);
+            *self = Self { members: members.cloned(), pool, roster: Roster::default() };
+        }
+    }
 }
 
 /// A configuration that is being run: what a root and its streams share.
@@ -64,10 +91,7 @@ impl Plan {
     /// Prepares a configuration for the root with this context id; `instance` is the name of the filter's instance.
     pub fn new(root: u32, instance: &str, config: config::Balancer) -> Self {
         let pools: Pools = config.pools.into_iter().map(|(name, pool)| (name.into(), pool)).collect();
-        let route = |(name, pool): &(Rc<str>, Rc<Pool>)| {
-            let route = Route { name: name.clone(), pool: pool.clone(), roster: RefCell::default() };
-            (name.as_bytes().into(), Rc::new(route))
-        };
+        let route = |(name, pool): &(Rc<str>, Rc<Pool>)| (name.as_bytes().into(), Rc::new(Route::new(name, pool)));
         let routes = pools.iter().map(route).collect();
         Self { root, instance: instance.into(), override_header: config.override_header, pools, routes }
     }
@@ -96,12 +120,19 @@ pub struct Stream<H> {
     id: u32,
     client: Client,
     /// The pool, while the stream has a lease.
-    leased: Option<Rc<Route>>,
-    /// The host that was named first, by its index in the configuration.
+    leased: Option<Leased>,
+    /// The host that was named first, by its index among the pool's.
     sent_to: Option<usize>,
     answer: Answer,
     /// Why it goes where it goes, and who is to learn that.
     why: Option<(String, Explain)>,
+}
+
+/// A pool as it was when the stream began.
+#[derive(Clone)]
+struct Leased {
+    name: Rc<str>,
+    pool: Rc<Pool>,
 }
 
 /// What the response said, as far as it matters when the stream ends and can no longer be read.
@@ -140,7 +171,7 @@ impl<H: Host> Stream<H> {
         let kind = match self.host.request_headers() {
             Ok(headers) => {
                 self.client = self.receive(&headers);
-                kind(&route.pool, &headers)
+                kind(&route.configured, &headers)
             }
             // Then nobody can say what the request is: it is counted, and the one header that steers is removed unseen.
             Err(_) => {
@@ -148,27 +179,30 @@ impl<H: Host> Stream<H> {
                 Kind::Job
             }
         };
-        let decision = {
-            let Ok(mut worker) = self.worker.try_borrow_mut() else {
+        let (decision, leased) = {
+            let (Ok(mut worker), Ok(mut running)) = (self.worker.try_borrow_mut(), route.running.try_borrow_mut()) else {
                 return Flow::Continue;
             };
             worker.stream_starts(self.plan.root, &self.plan.instance, &self.plan.pools);
-            let mut roster = route.roster.borrow_mut();
-            let decision = worker.choose(&route.name, self.id, &route.pool, &mut roster, kind);
+            running.catch_up(&route, &worker);
+            let Running { pool, roster, .. } = &mut *running;
+            let decision = worker.choose(&route.name, self.id, pool, roster, kind);
             if let Some(lease) = worker.lease_mut(&route.name, self.id) {
                 lease.blames = !self.client.sets_retries && !self.client.is_malformed;
                 lease.upload.length = self.client.length;
             }
-            decision.map_err(|fault| worker.say_fault("choose a host", fault))
+            let decision = decision.map_err(|fault| worker.say_fault("choose a host", fault));
+            (decision, Leased { name: route.name.clone(), pool: pool.clone() })
         };
+        let pool = &leased.pool;
         match decision {
-            Ok(Decision::Chosen(chosen)) => self.send_to(&route, &chosen, kind),
-            Ok(Decision::Full(retry_after)) => self.answer(Verdict::Full, &route, kind, retry_after),
-            Ok(Decision::NoHost(retry_after)) if route.pool.no_host == NoHost::Reject => {
-                self.answer(Verdict::NoHost, &route, kind, retry_after)
+            Ok(Decision::Chosen(chosen)) => self.send_to(leased, &chosen, kind),
+            Ok(Decision::Full(retry_after)) => self.answer(Verdict::Full, leased, kind, retry_after),
+            Ok(Decision::NoHost(retry_after)) if pool.no_host == NoHost::Reject && !pool.awaits_hosts() => {
+                self.answer(Verdict::NoHost, leased, kind, retry_after)
             }
-            // Missing books never mean stop.
-            Ok(Decision::NoHost(_)) | Err(()) => self.leave_to_envoy(&route, kind),
+            // Missing books, and hosts that are yet to be known, never mean stop.
+            Ok(Decision::NoHost(_)) | Err(()) => self.leave_to_envoy(leased, kind),
         }
     }
 
@@ -180,10 +214,10 @@ impl<H: Host> Stream<H> {
         }
         let served = self.host.property("upstream\0address");
         let mut attempts = None;
-        if let Some(route) = self.leased.clone()
+        if let Some(leased) = self.leased.clone()
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
-            attempts = worker.answered(&route.name, self.id, self.read_address(&route, served.as_deref()));
+            attempts = worker.answered(&leased.name, self.id, self.read_address(&leased.pool, served.as_deref()));
             self.answer = self.read_answer();
         }
         if let Some((why, to)) = why {
@@ -192,8 +226,8 @@ impl<H: Host> Stream<H> {
     }
 
     /// Reads an address of Envoy's; as a rule it is the one that the job was sent to, as the configuration writes it.
-    fn read_address(&self, route: &Route, text: Option<&[u8]>) -> Option<Address> {
-        let sent_to = self.sent_to.and_then(|host| route.pool.hosts.get(host));
+    fn read_address(&self, pool: &Pool, text: Option<&[u8]>) -> Option<Address> {
+        let sent_to = self.sent_to.and_then(|host| pool.hosts.get(host));
         match sent_to.filter(|host| Some(host.text.as_bytes()) == text) {
             Some(host) => Some(host.address),
             None => Address::parse(text?),
@@ -233,19 +267,19 @@ impl<H: Host> Stream<H> {
 
     /// Envoy deletes the stream, after its last byte or its abort.
     pub fn done(&mut self) {
-        let Some(route) = self.leased.take() else {
+        let Some(Leased { name, pool }) = self.leased.take() else {
             return;
         };
         let Ok(mut worker) = self.worker.try_borrow_mut() else {
             return;
         };
-        let lease = worker.lease(&route.name, self.id);
+        let lease = worker.lease(&name, self.id);
         let whereabouts = lease.filter(|lease| !lease.is_answered).and_then(|lease| moved_to(&self.host, lease.address));
-        let outcome = self.outcome(&route.pool, lease);
+        let outcome = self.outcome(&pool, lease);
         // An upgraded connection lives as long as its client likes.
         let is_timed = self.answer.status != Some(101);
         let latency = || number(self.host.property("response\0backend_latency")).filter(|_| is_timed).map(Duration::from_nanos);
-        worker.settle(&route.name, self.id, Settlement { outcome, is_timed, latency: None, whereabouts }, latency);
+        worker.settle(&name, self.id, Settlement { outcome, is_timed, latency: None, whereabouts }, latency);
     }
 
     /// Removes what a client must not set, and gives what else matters of what it says.
@@ -267,16 +301,16 @@ impl<H: Host> Stream<H> {
         client
     }
 
-    fn send_to(&mut self, route: &Rc<Route>, chosen: &Chosen, kind: Kind) -> Flow {
+    fn send_to(&mut self, to: Leased, chosen: &Chosen, kind: Kind) -> Flow {
         let texts: Vec<&str> =
-            chosen.hosts.iter().filter_map(|host| route.pool.hosts.get(*host)).map(|host| host.text.as_str()).collect();
-        self.explain(route, || explain::chosen(&route.pool, chosen, kind));
-        if kind == Kind::Job {
-            (self.leased, self.sent_to) = (Some(route.clone()), chosen.hosts.first().copied());
-        }
+            chosen.hosts.iter().filter_map(|host| to.pool.hosts.get(*host)).map(|host| host.text.as_str()).collect();
+        self.explain(&to.pool, || explain::chosen(&to.pool, chosen, kind));
         let named = self.host.set_request_header(self.plan.override_header.as_bytes(), Some(texts.join(",").as_bytes()));
         let retries = texts.len().saturating_sub(1).to_string();
         let limited = self.host.set_request_header(MAX_RETRIES, Some(retries.as_bytes()));
+        if kind == Kind::Job {
+            (self.leased, self.sent_to) = (Some(to), chosen.hosts.first().copied());
+        }
         if let Err(fault) = named.and(limited)
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
@@ -286,34 +320,33 @@ impl<H: Host> Stream<H> {
         Flow::Continue
     }
 
-    fn explain(&mut self, route: &Route, why: impl FnOnce() -> String) {
-        let to = route.pool.explain;
+    fn explain(&mut self, pool: &Pool, why: impl FnOnce() -> String) {
+        let to = pool.explain;
         self.why = (to != Explain::Off).then(|| (why(), to));
     }
 
-    fn leave_to_envoy(&mut self, route: &Rc<Route>, kind: Kind) -> Flow {
-        self.explain(route, || "policy=envoy".to_owned());
+    fn leave_to_envoy(&mut self, to: Leased, kind: Kind) -> Flow {
+        self.explain(&to.pool, || "policy=envoy".to_owned());
         if kind == Kind::Job
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
-            worker.take_unplaced(&route.name, self.id, &route.pool);
-            self.leased = Some(route.clone());
+            worker.take_unplaced(&to.name, self.id, &to.pool);
+            self.leased = Some(to);
         }
         Flow::Continue
     }
 
-    fn answer(&mut self, verdict: Verdict, route: &Rc<Route>, kind: Kind, retry_after: Duration) -> Flow {
-        self.explain(route, || format!("policy=least_score verdict={}", verdict.word()));
+    fn answer(&mut self, verdict: Verdict, to: Leased, kind: Kind, retry_after: Duration) -> Flow {
+        self.explain(&to.pool, || format!("policy=least_score verdict={}", verdict.word()));
         let sent = verdict.send(&self.host, retry_after);
         if let Ok(mut worker) = self.worker.try_borrow_mut() {
             match sent {
-                Ok(()) => worker.say(verdict.word(), Level::Warn, || {
-                    format!("pool {}: answered 503, verdict {}", route.name, verdict.word())
-                }),
+                Ok(()) => worker
+                    .say(verdict.word(), Level::Warn, || format!("pool {}: answered 503, verdict {}", to.name, verdict.word())),
                 Err(fault) => worker.say_fault("answer a request", fault),
             }
         }
-        if sent.is_ok() { Flow::Answered } else { self.leave_to_envoy(route, kind) }
+        if sent.is_ok() { Flow::Answered } else { self.leave_to_envoy(to, kind) }
     }
 
     /// How the stream ended for its host.

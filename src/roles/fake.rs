@@ -114,6 +114,8 @@ pub struct Streamed {
     pub filter_state: BTreeMap<String, String>,
     /// The status and headers of the filter's own reply.
     pub replied: Option<(u16, BTreeMap<String, String>)>,
+    /// The body of that reply.
+    pub body: String,
 }
 
 impl Streamed {
@@ -133,6 +135,7 @@ struct Vm {
     meanwhile: RefCell<VecDeque<Deed>>,
     log: RefCell<Vec<String>>,
     called: RefCell<Vec<Called>>,
+    body: RefCell<Vec<u8>>,
     metrics: RefCell<Vec<(String, i64)>>,
 }
 
@@ -155,6 +158,7 @@ impl Fake {
             meanwhile: RefCell::default(),
             log: RefCell::default(),
             called: RefCell::default(),
+            body: RefCell::default(),
             metrics: RefCell::default(),
         };
         Self { process: process.clone(), vm: Rc::new(vm) }
@@ -204,6 +208,11 @@ impl Fake {
     /// The calls made since this was last asked.
     pub fn called(&self) -> Vec<Called> {
         self.vm.called.take()
+    }
+
+    /// What the next answer to a call holds.
+    pub fn answer_with(&self, body: &[u8]) {
+        *self.vm.body.borrow_mut() = body.to_vec();
     }
 
     /// The value of a metric; `None`: it was never defined.
@@ -310,6 +319,10 @@ impl Host for Fake {
         Ok(token)
     }
 
+    fn body(&self, size: usize) -> Option<Vec<u8>> {
+        self.vm.body.borrow().get(..size).filter(|body| !body.is_empty()).map(<[u8]>::to_vec)
+    }
+
     fn metric(&self, _: Metric, name: &str) -> Result<u32, Fault> {
         let mut metrics = self.vm.metrics.borrow_mut();
         metrics.push((name.to_owned(), 0));
@@ -324,12 +337,13 @@ impl Host for Fake {
         self.vm.metrics.borrow_mut()[metric as usize].1 = to as i64;
     }
 
-    fn reply(&self, status: u16, headers: &[(&str, &str)], _: &[u8]) -> Result<(), Fault> {
+    fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault> {
         self.check(Call::Reply)?;
         let mut streams = self.vm.streams.borrow_mut();
         let stream = streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?;
         let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string()));
         stream.replied = Some((status, headers.collect()));
+        stream.body = String::from_utf8(body.to_vec()).unwrap();
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 pub mod balancer;
 mod client;
 mod explain;
+mod fleet;
 pub mod reply;
 pub mod roots;
 pub mod shared;

@@ -3,6 +3,7 @@
 //! ```text
 //! plimsoll.pools               the names of all pools, as a JSON array: shared data cannot be listed
 //! plimsoll.<version>.pool.<n>  the record of pool n, in the layout of that version
+//! plimsoll.<version>.hosts.<n> the hosts that Envoy's cluster n has, where a configuration wants to know
 //! ```
 //!
 //! Keys are never deleted (the ABI cannot), and come from configurations only, never from requests.
@@ -19,6 +20,11 @@ const POOLS: &str = "plimsoll.pools";
 /// The key of a pool's record.
 pub fn key(pool: &str) -> String {
     format!("plimsoll.{VERSION}.pool.{pool}")
+}
+
+/// The key of what Envoy's cluster has.
+pub fn members_key(pool: &str) -> String {
+    format!("plimsoll.{VERSION}.hosts.{pool}")
 }
 
 /// The record under the key, or a new one, and the version to store it with.
@@ -87,12 +93,12 @@ fn names(list: Option<Vec<u8>>) -> Vec<String> {
     list.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// All pools of the process and their records, for the status page: those that have a host.
+/// All pools of the process and their records, for the status page: those that have a host, or somebody who would know of one.
 pub fn pools(host: &impl Host) -> Vec<(String, Record)> {
     let list = host.load(POOLS).ok().and_then(|shared| shared.value);
     let record = |name: String| {
         let record = Record::parse(host.load(&key(&name)).ok()?.value?).ok()?;
-        (record.header.hosts > 0).then_some((name, record))
+        (record.header.hosts > 0 || record.header.workers > 0).then_some((name, record))
     };
     names(list).into_iter().filter_map(record).collect()
 }

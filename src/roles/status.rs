@@ -8,7 +8,7 @@ use super::{reply, shared};
 
 use crate::core::health::{Reason, State};
 use crate::core::penalty::{self, Fade};
-use crate::core::record::{Host as HostEntry, Record};
+use crate::core::record::{Header, Host as HostEntry, Record};
 use crate::core::score;
 use crate::core::time::Instant;
 use crate::host::{Fault, Host};
@@ -47,6 +47,7 @@ fn pool(record: &Record, now: Instant) -> Value {
     json!({
         "policy": "least_score",
         "hosts": hosts,
+        "discovery": (record.header.discovers != 0).then(|| discovery(record, now)),
         "eligible": record.hosts().filter(is_eligible).count(),
         "waiting": 0,
         "workers": record.workers().filter(|worker| worker.served != 0).count(),
@@ -59,9 +60,22 @@ fn pool(record: &Record, now: Instant) -> Value {
     })
 }
 
+fn discovery(record: &Record, now: Instant) -> Value {
+    let Header { members, discovered, followed, failed_polls, .. } = record.header;
+    let is_known = members != 0;
+    json!({
+        "hosts": is_known.then_some(discovered),
+        "age_ms": is_known.then(|| millis(now.since(Instant(followed)))),
+        "failed_polls": failed_polls,
+    })
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 fn host_entry(entry: &HostEntry, score: f64, record: &Record, now: Instant) -> Value {
     let (ewma, fade) = (entry.ewma(), Fade::new(record.header.time_constant(), &record.header));
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     json!({
         "address": entry.address().to_string(),
         "state": entry.state(now).word(),

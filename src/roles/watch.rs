@@ -45,6 +45,13 @@ pub struct Watch {
     sink: Option<Rc<Alerts>>,
 }
 
+impl Watch {
+    /// Whether this worker leads.
+    pub fn leads(&self) -> bool {
+        self.leads
+    }
+}
+
 /// What it remembers of all pools together.
 #[derive(Default)]
 pub struct Duties {
@@ -60,9 +67,11 @@ struct Call {
     purpose: Purpose,
 }
 
-enum Purpose {
+/// What a call is for.
+pub(super) enum Purpose {
     Probe { pool: Rc<str>, address: Address },
     Alerts { sink: Rc<Alerts> },
+    Poll { pool: Rc<str> },
 }
 
 /// A call that is not answered for so long never will be: Envoy gives up all those of a root that it deletes. Above the longest timeout of any.
@@ -88,6 +97,9 @@ impl<H: Host> Worker<H> {
         if let Some(led) = led {
             self.report(&name, led);
         }
+        if leads && let Some(discovery) = pool.as_ref().and_then(|pool| pool.discovery.as_ref()) {
+            self.poll(&name, discovery);
+        }
         if let Some(pool) = pool
             && let Some(probe) = &pool.probe
             && (leads || probe.prewarm)
@@ -106,13 +118,17 @@ impl<H: Host> Worker<H> {
             return;
         };
         watch.leads = true;
-        let hosts = record.hosts().filter(|host| host.is_ejected() && !host.is_retired()).map(|host| Some(host.address()));
+        let hosts = lookout::ejected(&record).map(Some);
         let has_host = lookout::has_host(&record, now);
+        let wants_a_look = record.hosts().any(|host| !host.is_retired() && lookout::awaits_a_look(&record, &host));
         let no_host = (!has_host).then_some(None);
         watch.firing = hosts.chain(no_host).map(|host| Subject { pool: name.clone(), host }).collect();
         let is_news = watch.has_host.replace(has_host) != Some(has_host);
         for event in events {
             self.tell(name, event);
+        }
+        if wants_a_look && let Some(books) = self.books.get_mut(name) {
+            books.fleet.hurry();
         }
         if is_news && let Some(gauge) = self.metric(Metric::Gauge, format!("no_host;pool={name}")) {
             self.host.set(gauge, u64::from(!has_host));
@@ -126,6 +142,7 @@ impl<H: Host> Worker<H> {
                 let why = match reason {
                     Reason::Failures => format!("{failures} failures in a row"),
                     Reason::Latency => "its latency was over the threshold".to_owned(),
+                    Reason::Unknown => "Envoy's cluster does not have it".to_owned(),
                 };
                 (Level::Warn, format!("{address} is ejected for {:.1} s: {why}", length.as_secs_f64()))
             }
@@ -176,19 +193,20 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    fn calls(&mut self, token: u32, purpose: Purpose) {
+    pub(super) fn calls(&mut self, token: u32, purpose: Purpose) {
         let made = self.host.now();
         self.duties.calls.retain(|_, call| (call.made..call.made + LOST_AFTER).contains(&made));
         self.duties.calls.insert(token, Call { made, purpose });
     }
 
-    /// A call of ours was answered, or failed.
-    pub fn called_back(&mut self, token: u32) {
+    /// A call of ours was answered, with a body of so many bytes, or failed.
+    pub fn called_back(&mut self, token: u32, size: usize) {
         let status = self.host.header(Map::Call, ":status");
-        let is_well = status.is_some_and(|status| matches!(*status, [b'2', _, _]));
+        let is_well = status.as_deref().is_some_and(|status| matches!(status, [b'2', _, _]));
         match self.duties.calls.remove(&token).map(|call| call.purpose) {
             Some(Purpose::Probe { pool, address }) => self.probed(&pool, address, is_well),
             Some(Purpose::Alerts { sink }) => self.alerted(&sink, is_well),
+            Some(Purpose::Poll { pool }) => self.polled(&pool, status.as_deref(), size),
             None => {}
         }
     }
@@ -262,7 +280,7 @@ impl<H: Host> Worker<H> {
     }
 
     /// Counts one more of something, for all workers.
-    fn count(&mut self, name: String) {
+    pub(super) fn count(&mut self, name: String) {
         if let Some(id) = self.metric(Metric::Counter, name) {
             self.host.add(id, 1);
         }

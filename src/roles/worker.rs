@@ -9,16 +9,18 @@ use std::time::Duration;
 
 pub use jobs::moved_to;
 
+use super::fleet::Fleet;
 use super::roots::{Pools, Roots};
 use super::shared::{self, Kept};
 use super::watch::{Duties, Led, Watch};
 use crate::config::{self, Pool};
 use crate::core::address::Address;
 use crate::core::book::{Book, Declared};
+use crate::core::health::{self, Longest};
+use crate::core::lookout;
 use crate::core::random::Random;
 use crate::core::record::Record;
 use crate::core::time::Instant;
-use crate::core::{health, lookout};
 use crate::host::{Fault, Host, Level};
 
 /// How often each root ticks.
@@ -52,12 +54,13 @@ pub(super) struct PoolBook {
     /// What the newest live configuration says of the pool.
     pub(super) pool: Option<Rc<Pool>>,
     pub(super) watch: Watch,
+    pub(super) fleet: Fleet,
 }
 
 /// What the streams and roots of one VM share.
 pub struct Worker<H> {
     pub(super) host: H,
-    id: u64,
+    pub(super) id: u64,
     pub(super) random: Random,
     pub(super) books: BTreeMap<Rc<str>, PoolBook>,
     roots: Roots,
@@ -115,25 +118,33 @@ impl<H: Host> Worker<H> {
     }
 
     /// Tells each book what the live configurations say of its pool; where two name the same host differently, the newer one's word stands.
-    fn declare(&mut self) {
+    pub(super) fn declare(&mut self) {
+        for (name, pool) in self.roots.pools() {
+            self.books.entry(name.clone()).or_insert_with(|| {
+                shared::publish(&self.host, name);
+                let fleet = if pool.discovery.is_some() { Fleet::known(&self.host, name) } else { Fleet::default() };
+                let (key, book) = (shared::key(name), Book::new(self.id));
+                PoolBook { key, book, kept: Kept::default(), pool: None, watch: Watch::default(), fleet }
+            });
+        }
         let mut pools: BTreeMap<Rc<str>, (Declared, Option<Rc<Pool>>)> =
             self.books.keys().map(|name| (name.clone(), Default::default())).collect();
         for (name, pool) in self.roots.pools() {
             let (declared, newest) = pools.entry(name.clone()).or_default();
             if newest.is_none() {
-                (declared.score, declared.time_constant) = (pool.score, pool.time_constant);
+                let Pool { score, time_constant, slow_start, .. } = **pool;
+                let discovers = pool.discovery.is_some();
+                *declared = Declared { has_pool: true, hosts: Vec::new(), score, time_constant, slow_start, discovers };
                 *newest = Some(pool.clone());
             }
+            let fleet = self.books.get(name).map(|books| &books.fleet);
+            let pool = fleet.map_or_else(|| pool.clone(), |fleet| fleet.pool(pool));
             let known: BTreeSet<Address> = declared.hosts.iter().map(|host| host.address).collect();
             let more = pool.hosts.iter().map(config::Host::named).filter(|host| !known.contains(&host.address));
             declared.hosts.extend(more);
         }
         for (name, (declared, pool)) in pools {
-            let books = self.books.entry(name.clone()).or_insert_with(|| {
-                shared::publish(&self.host, &name);
-                let (key, book) = (shared::key(&name), Book::new(self.id));
-                PoolBook { key, book, kept: Kept::default(), pool: None, watch: Watch::default() }
-            });
+            let Some(books) = self.books.get_mut(&name) else { continue };
             books.book.declare(declared);
             books.pool = pool;
         }
@@ -178,13 +189,18 @@ impl<H: Host> Worker<H> {
         let mut leader = self.books.get(name).map(|books| books.watch.leader).unwrap_or_default();
         let mut has_looked = false;
         let live = self.roots.pools().into_iter().filter(|(known, _)| **known == *name);
-        let longest_ejection = live.map(|(_, pool)| pool.failure.max_ejection).max().unwrap_or_default();
+        let longest = live.fold(Longest::default(), |longest, (_, pool)| Longest {
+            ejection: longest.ejection.max(pool.failure.max_ejection),
+            slow_start: longest.slow_start.max(pool.slow_start),
+        });
+        let mut revision = None;
         // The beats of others must be read, not remembered.
         let (buried, led) = self.transact(name, Read::Always, |book, record, _| {
             if book.is_idle() {
                 book.leave(record);
                 return Change::Store((0, None));
             }
+            revision = record.header.revision();
             let suspects = suspects.get_or_insert_with(|| book.watch(record));
             let buried = book.bury(record, suspects);
             if !std::mem::replace(&mut has_looked, true) {
@@ -192,7 +208,7 @@ impl<H: Host> Worker<H> {
             }
             let led = pool.as_ref().filter(|_| leader.claim(record, id, now));
             let events = led.map(|pool| {
-                health::oversee(record, pool, longest_ejection, now);
+                health::oversee(record, pool, longest, now);
                 lookout::look(record, now)
             });
             if is_due || events.is_some() || buried > 0 || record.has_droppable() || book.has_unnamed(record) {
@@ -211,6 +227,7 @@ impl<H: Host> Worker<H> {
         if let Some(books) = self.books.get_mut(name) {
             books.watch.leader = leader;
         }
+        self.catch_up(name, revision);
         self.watch(name, led);
         Ok(())
     }
@@ -233,7 +250,7 @@ impl<H: Host> Worker<H> {
                 None => shared::open(&self.host, key, name).inspect(|(_, cas)| kept.loaded(*cas))?,
             };
             if !book.is_in_step(&record) && !book.is_idle() {
-                let joined = book.join(&mut record);
+                let joined = book.join(&mut record, self.host.now());
                 match self.host.store(key, record.bytes(), cas)? {
                     true => book.joined(joined),
                     false => book.conflicts += u64::from(!is_guess),

@@ -15,7 +15,7 @@ struct Crew {
 }
 
 fn declared(hosts: &[usize]) -> Declared {
-    Declared { hosts: hosts.iter().map(|host| named(*host)).collect(), ..Declared::default() }
+    Declared { has_pool: !hosts.is_empty(), hosts: hosts.iter().map(|host| named(*host)).collect(), ..Declared::default() }
 }
 
 impl Crew {
@@ -37,7 +37,7 @@ impl Crew {
     fn sync(&mut self, worker: usize) -> usize {
         let book = &mut self.books[worker];
         if !book.is_in_step(&self.record) {
-            let joined = book.join(&mut self.record);
+            let joined = book.join(&mut self.record, at(1.0));
             book.joined(joined);
         }
         assert!(book.is_in_step(&self.record));
@@ -315,10 +315,49 @@ proptest! {
             crew.record = Record::new(2);
         }
         let mut stale = crew.record.clone();
-        let _ = crew.books[0].join(&mut stale);
+        let _ = crew.books[0].join(&mut stale, at(1.0));
         crew.sync(1);
         crew.sync(0);
         crew.sync_all();
         prop_assert_eq!(crew.counts(), vec![(0, holds + 1, 0)]);
+    }
+}
+
+#[test]
+fn a_job_that_envoy_sent_to_a_host_before_it_was_known_takes_its_seat_once_it_is() {
+    let mut crew = Crew::new(2, &[0]);
+    let mut lease = Lease::new(None, Vec::new(), at(1.0), pool_of(1, ""), None);
+    lease.address = Some(address(1));
+    crew.books[0].take(77, lease);
+    crew.sync_all();
+    assert_eq!(crew.counts(), [(0, 0, 0)]);
+    for worker in [0, 1] {
+        crew.declare(worker, &[0, 1]);
+        crew.sync(worker);
+        assert_eq!(crew.record.host(1).map(|host| (host.load(), host.requests)), Some((1, 1)));
+    }
+    crew.settle(0, 77);
+    assert_eq!(crew.record.host(1).map(|host| host.load()), Some(0));
+    assert_eq!(crew.record.header.drift, 0);
+}
+
+#[test]
+fn a_host_that_comes_or_is_no_longer_draining_is_a_newcomer_where_jobs_have_been_placed() {
+    let mut crew = Crew::new(1, &[0]);
+    crew.declare(0, &[0, 1]);
+    crew.sync(0);
+    let newcomers = |crew: &Crew| crew.record.hosts().map(|host| host.is_newcomer()).collect::<Vec<_>>();
+    assert_eq!(newcomers(&crew), [false, false]);
+    let stream = crew.take(0, 0);
+    crew.settle(0, stream);
+    crew.declare(0, &[0, 1, 2]);
+    crew.sync(0);
+    assert_eq!(newcomers(&crew), [false, false, true]);
+    for (drain, is_newcomer) in [(true, false), (false, true)] {
+        let mut declared = declared(&[0, 1, 2]);
+        declared.hosts[0].drain = drain;
+        crew.books[0].declare(declared);
+        crew.sync(0);
+        assert_eq!(newcomers(&crew), [is_newcomer, false, true]);
     }
 }

@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use std::rc::Rc;
 
 /// A pool, its record, and a clock that only the test moves.
+const DISCOVERY: &str = r#", "discovery": {"cluster": "envoy_admin"}"#;
+
 struct Bench {
     pool: Rc<Pool>,
     record: Record,
@@ -63,7 +65,8 @@ impl Bench {
     }
 
     fn oversee(&mut self) {
-        oversee(&mut self.record, &self.pool, self.pool.failure.max_ejection, at(self.now));
+        let longest = Longest { ejection: self.pool.failure.max_ejection, slow_start: Duration::ZERO };
+        oversee(&mut self.record, &self.pool, longest, at(self.now));
     }
 
     /// Passes the time until the host is on trial, and gives how long that was.
@@ -320,7 +323,7 @@ fn probes_say_unhealthy_and_when_they_say_healthy_an_ejected_host_is_tried_at_on
 
 #[test]
 fn a_pool_that_is_not_probed_any_more_forgets_what_probes_said_and_not_what_envoy_says() {
-    let mut bench = Bench::of(2, "");
+    let mut bench = Bench::of(2, DISCOVERY);
     report(&mut bench.record, bench.pool.hosts[0].address, Watcher::Probes, true, at(bench.now));
     report(&mut bench.record, bench.pool.hosts[1].address, Watcher::Envoy, true, at(bench.now));
     bench.oversee();
@@ -328,8 +331,17 @@ fn a_pool_that_is_not_probed_any_more_forgets_what_probes_said_and_not_what_envo
 }
 
 #[test]
+fn a_pool_that_does_not_follow_envoy_any_more_forgets_what_envoy_said() {
+    let mut bench = Bench::of(2, r#", "probe": {"path": "/health"}"#);
+    report(&mut bench.record, bench.pool.hosts[0].address, Watcher::Probes, true, at(bench.now));
+    report(&mut bench.record, bench.pool.hosts[1].address, Watcher::Envoy, true, at(bench.now));
+    bench.oversee();
+    assert_eq!(bench.states(), [State::Unhealthy, State::Serving]);
+}
+
+#[test]
 fn where_no_host_serves_the_ejected_ones_are_tried_and_otherwise_they_wait() {
-    let mut bench = Bench::of(2, "");
+    let mut bench = Bench::of(2, DISCOVERY);
     bench.fails(0, 3);
     bench.oversee();
     assert_eq!(bench.states(), [State::Ejected, State::Serving]);
@@ -358,7 +370,8 @@ fn an_ejection_of_a_clock_that_has_stepped_back_ends_and_a_long_one_of_another_c
     let mut bench = Bench::of(4, r#", "failure": {"base_ejection_ms": 1000, "max_ejection_ms": 1000}"#);
     bench.fails(0, 3);
     bench.now -= 60.0;
-    oversee(&mut bench.record, &bench.pool, Duration::from_secs(300), at(bench.now));
+    let longest = Longest { ejection: Duration::from_secs(300), slow_start: Duration::ZERO };
+    oversee(&mut bench.record, &bench.pool, longest, at(bench.now));
     assert_eq!(bench.state(0), State::Ejected, "another live configuration may have set it");
     bench.oversee();
     assert_eq!(bench.state(0), State::Probing);

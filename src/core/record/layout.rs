@@ -10,7 +10,7 @@ use crate::core::time::Instant;
 
 /// The layout's version. It is also part of the record's key, so that two builds of the module whose layouts differ never
 /// meet in one record: an upgrade starts with fresh books.
-pub const VERSION: u32 = if cfg!(feature = "next-record") { u32::MAX } else { 2 };
+pub const VERSION: u32 = if cfg!(feature = "next-record") { u32::MAX } else { 3 };
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"PLIM");
 
@@ -69,6 +69,20 @@ packed! {
         pub(in crate::core) told_no_host: u32,
         /// Jobs whose first attempt Envoy sent to another host than the one named.
         pub overruled: u64,
+        /// Until when no host is marked as one that Envoy does not know, see [`crate::core::stranger`].
+        pub(in crate::core) unread_until: u64,
+        /// The revision of Envoy's membership that all follow; 0 if none is known.
+        pub members: u32,
+        /// How many hosts Envoy's cluster has.
+        pub discovered: u32,
+        /// When Envoy's membership was read last; 0 if it never was, or is not wanted.
+        pub followed: u64,
+        /// How often it could not be read.
+        pub failed_polls: u64,
+        /// Milliseconds; for the status page, see `in_flight_weight`.
+        pub slow_start_ms: u32,
+        /// 1 if the pool's hosts are those of Envoy's cluster.
+        pub discovers: u32,
     }
 }
 
@@ -89,7 +103,7 @@ packed! {
 }
 
 packed! {
-    /// One generation of one host. What stands from `until` on is all 0 for a host that never failed: see [`Host::BASE`].
+    /// One generation of one host. What stands from `until` on is all 0 for a host that never failed and is no newcomer: see [`Host::BASE`].
     pub struct Host {
         ip: u128,
         port: u16,
@@ -131,6 +145,12 @@ packed! {
         pub(in crate::core) rated: u64,
         /// [`Header::placed`] then.
         pub(in crate::core) rated_at: u32,
+        /// When the host joined, as long as it is a newcomer; 0 if it is none: see [`crate::core::newcomer`].
+        pub(in crate::core) joined: u64,
+        /// [`Header::placed`] then.
+        pub(in crate::core) joined_at: u32,
+        /// The lower half of `requests` then.
+        pub(in crate::core) joined_with: u32,
     }
 }
 
@@ -185,6 +205,8 @@ pub(in crate::core) const FAILS_PROBES: u16 = 1 << 5;
 /// Envoy says that the host is not well.
 pub(in crate::core) const FAILS_ENVOY: u16 = 1 << 6;
 
+/// Ejected, because Envoy does not know it.
+pub(in crate::core) const STRANGER: u16 = 1 << 10;
 /// The host has a past: it stands behind the entries.
 pub(super) const PAST: u16 = 1 << 9;
 /// It was told that the host is ejected.
@@ -266,6 +288,11 @@ impl Header {
         self.time_constant_ms = millis(time_constant);
     }
 
+    /// Writes how hosts come to the pool.
+    pub fn describe_joining(&mut self, slow_start: Duration, discovers: bool) {
+        (self.slow_start_ms, self.discovers) = (millis(slow_start), discovers.into());
+    }
+
     /// The score's parameters.
     pub fn score(&self) -> Score {
         let target_latency = Duration::from_millis(self.target_latency_ms.max(1).into());
@@ -275,6 +302,21 @@ impl Header {
     /// The EWMA's time constant.
     pub fn time_constant(&self) -> Duration {
         Duration::from_millis(self.time_constant_ms.max(1).into())
+    }
+
+    /// Which of Envoy's memberships all follow; `None` if none is known, or the record that spoke of one was lost.
+    pub fn revision(&self) -> Option<(u64, u32)> {
+        (self.members != 0).then_some((self.incarnation, self.members))
+    }
+
+    /// Whether it is yet to be known which hosts there are.
+    pub fn awaits_hosts(&self) -> bool {
+        self.discovers != 0 && self.members == 0 && self.hosts == 0
+    }
+
+    /// How long a newcomer's weight takes to be whole.
+    pub fn slow_start(&self) -> Duration {
+        Duration::from_millis(self.slow_start_ms.into())
     }
 }
 

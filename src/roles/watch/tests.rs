@@ -52,7 +52,7 @@ impl Bench {
             stream.maps.extend(status.map(|status| ((Map::Call as u8, ":status".to_owned()), status.into())));
         });
         self.host.make_current(ANSWER);
-        self.worker.called_back(token);
+        self.worker.called_back(token, 0);
     }
 
     /// Ticks for so long; every probe of the host is answered so, those of others with 200. Gives how many there were of each.
@@ -204,7 +204,7 @@ fn a_pool_without_hosts_is_told_and_so_is_its_end() {
     assert_eq!(bench.host.value_of("plimsoll.no_host;pool=gpu"), Some(0));
     let unhealthy = |bench: &Bench, unhealthy: bool| {
         let mut record = record(&bench.host.process);
-        (0..2).for_each(|host| _ = health::report(&mut record, address(host), Watcher::Envoy, unhealthy, bench.host.now()));
+        (0..2).for_each(|host| _ = health::report(&mut record, address(host), Watcher::Probes, unhealthy, bench.host.now()));
         bench.host.process.put(&shared::key("gpu"), record.into_bytes());
     };
     unhealthy(&bench, true);

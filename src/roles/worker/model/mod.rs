@@ -10,6 +10,7 @@ mod world;
 
 use proptest::prelude::*;
 
+use crate::core::membership::Condition;
 use crate::roles::fake::Call;
 use world::World;
 
@@ -26,6 +27,8 @@ const POOL: &str = "gpu";
 #[derive(Clone, Debug)]
 struct Wanted {
     hosts: Option<[Option<Entry>; ADDRESSES.len()]>,
+    /// Whether the pool's hosts are those of Envoy's cluster; with no alternates, no host is written then.
+    discovers: bool,
     alternates: usize,
     fallback: bool,
 }
@@ -36,6 +39,9 @@ struct Entry {
     slots: u32,
     drain: bool,
 }
+
+/// What Envoy's cluster has.
+type Cluster = [Option<Condition>; ADDRESSES.len()];
 
 /// How a stream ends.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +87,10 @@ enum Event {
     Delete { vm: usize },
     /// A VM traps; a new one takes its place.
     Die { vm: usize },
+    /// Envoy's cluster has other hosts.
+    Cluster(Cluster),
+    /// The next looks of a VM at Envoy's cluster find something else.
+    Garble { vm: usize, times: u32 },
     /// The next hostcalls of a VM are refused.
     Refuse { vm: usize, call: Call, times: u32 },
     /// The record is lost.
@@ -99,7 +109,18 @@ fn entry() -> impl Strategy<Value = Entry> {
 fn wanted() -> impl Strategy<Value = Wanted> {
     let hosts = prop::array::uniform4(prop::option::weighted(0.7, entry()))
         .prop_map(|hosts| Some(hosts).filter(|hosts| hosts.iter().any(Option::is_some)));
-    (hosts, 0..3usize, any::<bool>()).prop_map(|(hosts, alternates, fallback)| Wanted { hosts, alternates, fallback })
+    let rest = (0..3usize, any::<bool>(), prop::bool::weighted(0.4));
+    (hosts, rest).prop_map(|(hosts, (alternates, fallback, discovers))| Wanted { hosts, discovers, alternates, fallback })
+}
+
+fn cluster() -> impl Strategy<Value = Cluster> {
+    let condition = prop_oneof![
+        5 => Just(Condition::Healthy),
+        1 => Just(Condition::Degraded),
+        1 => Just(Condition::Draining),
+        1 => Just(Condition::Unhealthy),
+    ];
+    prop::array::uniform4(prop::option::weighted(0.7, condition))
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -134,6 +155,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => vm().prop_map(|vm| Event::Die { vm }),
         2 => (vm(), call, 1..5u32).prop_map(|(vm, call, times)| Event::Refuse { vm, call, times }),
         1 => loss.prop_map(Event::Lose),
+        3 => cluster().prop_map(Event::Cluster),
+        1 => (vm(), 1..4u32).prop_map(|(vm, times)| Event::Garble { vm, times }),
         1 => (any::<bool>(), prop_oneof![Just(1u64), Just(3600)]).prop_map(|(back, seconds)| Event::Step { back, seconds }),
     ]
     .boxed();
@@ -141,9 +164,9 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![5 => simple, 1 => meanwhile]
 }
 
-fn first_configuration() -> Wanted {
+fn first_configuration(discovers: bool) -> Wanted {
     let entry = Entry { weight: 1.0, slots: 2, drain: false };
-    Wanted { hosts: Some([Some(entry); ADDRESSES.len()]), alternates: 2, fallback: false }
+    Wanted { hosts: Some([Some(entry); ADDRESSES.len()]), discovers, alternates: 2, fallback: false }
 }
 
 proptest! {
@@ -152,9 +175,10 @@ proptest! {
     fn the_promises_hold_after_any_sequence_of_events(
         vms in 1..5usize,
         seed in any::<u64>(),
+        discovers in any::<bool>(),
         events in prop::collection::vec(event(), 1..80),
     ) {
-        let world = World::new(vms, seed, first_configuration());
+        let world = World::new(vms, seed, first_configuration(discovers));
         for event in &events {
             world.act(event);
             world.check();

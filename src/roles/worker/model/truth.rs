@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::world::World;
+use super::{ADDRESSES, Wanted};
 use crate::core::address::Address;
 use crate::core::book::{TICKS_TO_DEATH, TICKS_TO_DEATH_OF_A_LAGGARD};
+use crate::core::health::Reason;
 use crate::core::record::{Record, Seat};
 use crate::core::score;
 
@@ -48,7 +50,7 @@ impl World {
             self.vms.iter().find(is_it).is_some_and(|vm| vm.borrow().caught_up == Some((header.incarnation, header.epoch)))
         });
         assert!(!all_caught_up || is_swept, "all live workers ticked, and what the dead held is still there");
-        let ejected = record.hosts().filter(|host| host.is_ejected()).count();
+        let ejected = record.hosts().filter(|host| host.is_ejected() && host.reason() != Some(Reason::Unknown)).count();
         assert!(self.reloaded.get() || ejected <= record.hosts().len() / 2, "{ejected} hosts are ejected at once");
         let failures: u64 = record.hosts().map(|host| host.failures).sum();
         assert!(failures <= self.guilty.get(), "{failures} failures blamed, {} seen", self.guilty.get());
@@ -120,13 +122,21 @@ impl World {
         self.ticks.iter().map(|ticks| ticks.get()).collect()
     }
 
+    /// The hosts of the pool, by this configuration.
+    fn named_by(&self, wanted: &Wanted) -> Vec<String> {
+        let cluster = self.cluster.borrow();
+        let discovered =
+            ADDRESSES.into_iter().zip(*cluster).filter(|(_, condition)| condition.is_some()).map(|(address, _)| address);
+        let written = wanted.entries().map(|(address, _)| address);
+        match (wanted.hosts.is_some(), wanted.discovers) {
+            (true, true) => discovered.map(str::to_owned).collect(),
+            _ => written.map(str::to_owned).collect(),
+        }
+    }
+
     /// Nothing is left of what was, but the hosts that the newest configurations of the VMs name.
     pub fn check_empty(&self) {
-        let named: BTreeSet<String> = self
-            .vms
-            .iter()
-            .flat_map(|vm| vm.borrow().running.wanted.entries().map(|(address, _)| address.to_owned()).collect::<Vec<_>>())
-            .collect();
+        let named: BTreeSet<String> = self.vms.iter().flat_map(|vm| self.named_by(&vm.borrow().running.wanted)).collect();
         let naming: BTreeSet<u64> =
             self.vms.iter().map(|vm| vm.borrow()).filter(|vm| vm.running.wanted.hosts.is_some()).map(|vm| vm.id).collect();
         for vm in &self.vms {

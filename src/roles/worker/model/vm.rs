@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::{ADDRESSES, How, POOL, STRANGER, Wanted};
 use crate::config::Role;
 use crate::core::address::Address;
+use crate::core::membership::{Condition, Membership};
 use crate::core::record::Seat;
 use crate::core::time::Instant;
 use crate::host::{Host, Map};
@@ -16,6 +17,12 @@ use crate::roles::balancer::{Flow, Plan, Stream};
 use crate::roles::fake::{Fake, Process, Streamed};
 use crate::roles::shared::Kept;
 use crate::roles::worker::Worker;
+
+/// The cluster of Envoy's admin.
+const ADMIN: &str = "envoy_admin";
+
+/// Slots of a host of which none are written.
+const SLOTS: u32 = 2;
 
 const OVERRIDE: &str = "x-gateway-destination-endpoint";
 
@@ -45,6 +52,8 @@ pub struct Met {
     /// The addresses that the override header names, if the filter set it.
     pub named: Option<Vec<String>>,
     pub verdict: Option<String>,
+    /// The slots of the hosts that the pool has, as far as they take new jobs; `None`: that is not known.
+    pub eligible: Option<BTreeMap<&'static str, u32>>,
     /// No hostcall was refused.
     pub clean: bool,
     /// When it came.
@@ -63,6 +72,8 @@ pub struct Vm {
     contexts: u32,
     /// The incarnation and epoch of the record that stood before its last tick.
     pub caught_up: Option<(u64, u32)>,
+    /// How many of its next looks at Envoy's cluster find something else.
+    pub garbled: u32,
 }
 
 impl Wanted {
@@ -73,17 +84,41 @@ impl Wanted {
                 .entries()
                 .map(|(address, entry)| {
                     let super::Entry { weight, slots, drain } = entry;
-                    format!(r#"{{"address": "{address}", "weight": {weight}, "max_in_flight": {slots}, "drain": {drain}}}"#)
+                    let drain = if drain { r#", "drain": true"# } else { "" };
+                    format!(r#"{{"address": "{address}", "weight": {weight}, "max_in_flight": {slots}{drain}}}"#)
                 })
                 .collect();
+            let hosts = if self.discovers && self.alternates == 0 { Vec::new() } else { hosts };
+            let discovery = if self.discovers {
+                format!(r#""discovery": {{"cluster": "{ADMIN}"}}, "max_in_flight": {SLOTS}, "#)
+            } else {
+                String::new()
+            };
             let no_host = if self.fallback { "fallback" } else { "reject" };
-            let rest = format!(r#""jobs": {{}}, "alternates": {}, "no_host": "{no_host}""#, self.alternates);
+            let rest = format!(r#"{discovery}"jobs": {{}}, "alternates": {}, "no_host": "{no_host}""#, self.alternates);
             write!(pools, r#", "{POOL}": {{"hosts": [{}], {rest}}}"#, hosts.join(", ")).unwrap();
         }
         format!(r#"{{"pools": {{{pools}}}}}"#)
     }
 
-    /// The hosts of the pool.
+    /// The hosts of the pool and their slots, but for those that take no new jobs; `members` is what is known of Envoy's cluster. `None`: it is not known
+    /// which there are.
+    fn eligible(&self, members: Option<&Membership>) -> Option<BTreeMap<&'static str, u32>> {
+        let written = self.entries().filter(|_| !self.discovers || self.alternates > 0);
+        let written: BTreeMap<_, _> = written.collect();
+        let Some(members) = members.filter(|_| self.discovers) else {
+            let eligible = written.iter().filter(|(_, entry)| !entry.drain).map(|(address, entry)| (*address, entry.slots));
+            return (!self.discovers || !written.is_empty()).then(|| eligible.collect());
+        };
+        let is_there = |address: &&str| members.members().iter().find(|member| member.address.to_string() == *address);
+        let here = ADDRESSES.into_iter().filter_map(|address| Some((address, is_there(&address)?.condition)));
+        let drains =
+            |address, condition| condition == Condition::Draining || written.get(address).is_some_and(|entry| entry.drain);
+        let eligible = here.filter(|(address, condition)| !drains(*address, *condition));
+        Some(eligible.map(|(address, _)| (address, written.get(address).map_or(SLOTS, |entry| entry.slots))).collect())
+    }
+
+    /// What is written of hosts.
     pub fn entries(&self) -> impl Iterator<Item = (&'static str, super::Entry)> {
         let hosts = self.hosts.iter().flatten();
         ADDRESSES.into_iter().zip(hosts).filter_map(|(address, entry)| Some((address, (*entry)?)))
@@ -115,6 +150,7 @@ impl Vm {
             owed: BTreeSet::new(),
             contexts: 1,
             caught_up: None,
+            garbled: 0,
         }
     }
 
@@ -181,7 +217,8 @@ impl Vm {
                 self.jobs.insert(id, Job { stream, named, has_lease, attempts: 0, answered: false, ticks: 0, patience: 2 });
             }
         }
-        is_pools.then_some(Met { running, named, verdict, clean, now })
+        let eligible = running.wanted.eligible(self.worker.borrow().members(POOL).map(|members| &**members));
+        is_pools.then_some(Met { running, named, verdict, eligible, clean, now })
     }
 
     /// The stream with this number; its callbacks come next.
@@ -284,6 +321,19 @@ impl Vm {
             self.check_follows(id, "at a tick");
         }
         Some(true)
+    }
+
+    /// Envoy answers its calls.
+    pub fn answer_calls(&mut self, page: &str) {
+        for call in self.host.called().into_iter().filter(|call| call.cluster == ADMIN) {
+            let is_garbled = self.garbled > 0;
+            self.garbled -= u32::from(is_garbled);
+            let body = if is_garbled { "nonsense" } else { page };
+            self.host.answer_with(body.as_bytes());
+            self.host.stream(0, |stream| stream.maps.insert((Map::Call as u8, ":status".to_owned()), b"200".into()));
+            self.host.make_current(0);
+            self.worker.borrow_mut().called_back(call.token, body.len());
+        }
     }
 
     pub fn clock_stepped(&mut self) {

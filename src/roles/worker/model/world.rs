@@ -2,15 +2,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::truth::Beat;
 use super::vm::{Met, Vm};
-use super::{Event, Loss, POOL, Wanted};
+use super::{ADDRESSES, Cluster, Event, Loss, POOL, Wanted};
 use crate::core::address::Address;
 use crate::core::health::State;
+use crate::core::membership::Condition;
 use crate::core::record::{Host, Record, Seat};
 use crate::roles::fake::Process;
 use crate::roles::shared::key;
@@ -29,6 +31,7 @@ pub struct World {
     pub vms: Vec<RefCell<Vm>>,
     pub graves: RefCell<Vec<Grave>>,
     wanted: RefCell<Wanted>,
+    pub cluster: RefCell<Cluster>,
     /// Whether there was ever another configuration than the first.
     pub reloaded: Cell<bool>,
     /// Ticks of each VM that counted.
@@ -50,6 +53,7 @@ impl World {
             process,
             graves: RefCell::default(),
             wanted: RefCell::new(wanted),
+            cluster: RefCell::new([Some(Condition::Healthy); ADDRESSES.len()]),
             reloaded: Cell::new(false),
             ticks: vec![Cell::new(0); vms],
             joined: RefCell::default(),
@@ -108,6 +112,11 @@ impl World {
                 self.reloaded.set(true);
                 *self.wanted.borrow_mut() = wanted.clone();
             }
+            Event::Cluster(cluster) => {
+                self.reloaded.set(true);
+                *self.cluster.borrow_mut() = *cluster;
+            }
+            Event::Garble { vm, times } => _ = self.with(*vm, |vm| vm.garbled = *times),
             Event::Adopt { vm } => _ = self.with(*vm, |vm| vm.adopt(&self.wanted.borrow())),
             Event::Delete { vm } => _ = self.with(*vm, Vm::delete_old),
             Event::Die { vm } => self.die(*vm),
@@ -128,7 +137,10 @@ impl World {
 
     fn tick(&self, number: usize) {
         let before = self.record();
-        let Some(Some(clean)) = self.with(number, Vm::tick) else {
+        let ticked = self.with(number, Vm::tick);
+        let page = self.page();
+        self.with(number, |vm| vm.answer_calls(&page));
+        let Some(Some(clean)) = ticked else {
             return;
         };
         self.ticks[number].set(self.ticks[number].get() + 1);
@@ -139,6 +151,25 @@ impl World {
             assert!(!vm.owes(), "a tick without a fault left a settlement behind");
             vm.caught_up = before.map(|record| (record.header.incarnation, record.header.epoch));
         });
+    }
+
+    /// What Envoy's admin says of the cluster.
+    fn page(&self) -> String {
+        let host = |(address, condition): (&str, Condition)| {
+            let address: SocketAddr = address.parse().unwrap();
+            let health = match condition {
+                Condition::Healthy => r#""eds_health_status": "HEALTHY""#,
+                Condition::Degraded => r#""failed_active_degraded_check": true"#,
+                Condition::Draining => r#""eds_health_status": "DRAINING""#,
+                Condition::Unhealthy => r#""failed_outlier_check": true"#,
+            };
+            let socket = format!(r#"{{"address": "{}", "port_value": {}}}"#, address.ip(), address.port());
+            format!(r#"{{"address": {{"socket_address": {socket}}}, "health_status": {{{health}}}, "weight": 2}}"#)
+        };
+        let cluster = self.cluster.borrow();
+        let here = ADDRESSES.into_iter().zip(*cluster).filter_map(|(address, condition)| Some((address, condition?)));
+        let hosts: Vec<String> = here.map(host).collect();
+        format!(r#"{{"cluster_statuses": [{{"name": "{POOL}", "host_statuses": [{}]}}]}}"#, hosts.join(","))
     }
 
     fn die(&self, number: usize) {
@@ -196,13 +227,14 @@ impl World {
             let seat = record.seat_at(Address::parse(address.as_bytes()).unwrap())?;
             record.host(seat.slot).filter(|host| !host.is_retired())
         };
-        let slots_of: BTreeMap<&str, u32> = met
-            .running
-            .wanted
-            .entries()
-            .filter(|(_, entry)| !entry.drain)
-            .map(|(address, entry)| (address, entry.slots))
-            .collect();
+        let Some(slots_of) = &met.eligible else {
+            assert_eq!(
+                (&met.verdict, &met.named),
+                (&None, &None),
+                "it is not known which hosts there are, and Envoy was not let choose"
+            );
+            return;
+        };
         let those = |is_it: &dyn Fn(&Host) -> bool| -> BTreeSet<&str> {
             slots_of.keys().copied().filter(|address| entry(address).is_some_and(|host| is_it(&host))).collect()
         };
@@ -249,7 +281,11 @@ impl World {
             (0..self.vms.len()).for_each(|vm| self.tick(vm));
             self.with(0, Vm::serve);
         }
-        let Some(record) = self.record() else { return };
+        // Of a pool whose last worker died before it went nobody reads the record any more.
+        let is_alive = |record: &Record| record.workers().any(|worker| self.vms.iter().any(|vm| vm.borrow().id == worker.id));
+        let Some(record) = self.record().filter(is_alive) else {
+            return;
+        };
         let now = self.vms[0].borrow().now();
         for host in record.hosts() {
             assert!(matches!(host.state(now), State::Serving | State::Draining), "{} is {:?}", host.address(), host.state(now));
@@ -259,8 +295,10 @@ impl World {
     /// All streams end, all VMs take the newest configuration, nothing goes wrong any more, and 200 ticks pass.
     pub fn quiet(&self) {
         self.vms.iter().for_each(|vm| vm.borrow().host.heal());
+        self.cluster.borrow_mut().iter_mut().flatten().for_each(|condition| *condition = Condition::Healthy);
         for vm in &self.vms {
             let mut vm = vm.borrow_mut();
+            vm.garbled = 0;
             vm.end_all();
             vm.adopt(&self.wanted.borrow());
             vm.delete_old();

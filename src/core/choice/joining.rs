@@ -1,0 +1,150 @@
+//! What a host that joins a pool at work gets of the traffic, in virtual time, and what one gets that is only to be chosen where no other can be.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+
+use super::*;
+use crate::config::Host as Configured;
+use crate::core::fixture::{address, at, pool_of, record_of};
+use crate::core::newcomer::{self, JOBS, SHARE};
+
+/// A pool in which jobs of a second each run.
+struct Fleet {
+    pool: Rc<Pool>,
+    record: Record,
+    roster: Roster,
+    random: Random,
+    now: f64,
+    ends: BinaryHeap<Reverse<(u64, u32)>>,
+}
+
+impl Fleet {
+    fn of(hosts: usize, keys: &str) -> Self {
+        let pool = pool_of(hosts, keys);
+        let (record, roster) = (record_of(&pool), Roster::default());
+        Self { pool, record, roster, random: Random::new(3), now: 1000.0, ends: BinaryHeap::new() }
+    }
+
+    /// One more host joins now.
+    fn joins(&mut self) -> u32 {
+        let host = self.pool.hosts.len();
+        let more = Configured::new(address(host), self.pool.max_in_flight);
+        self.pool = Rc::new(self.pool.with_hosts(self.pool.hosts.iter().cloned().chain([more])));
+        let seat = self.record.add_host(self.pool.hosts[host].named(), false);
+        newcomer::join(&mut self.record, seat.slot, at(self.now));
+        self.roster = Roster::default();
+        seat.slot
+    }
+
+    /// Time passes; jobs end.
+    fn until(&mut self, now: f64) {
+        self.now = now;
+        while let Some(Reverse((due, slot))) = self.ends.peek().copied()
+            && due <= at(now).0
+        {
+            self.ends.pop();
+            self.record.with_host(slot, |host| host.in_flight -= 1);
+        }
+    }
+
+    /// A job comes; gives where it went, if anywhere.
+    fn job(&mut self) -> Option<u32> {
+        let (record, now) = (&self.record, at(self.now));
+        let Decision::Chosen(chosen) = choose(record, &self.pool, &mut self.roster, now, &mut self.random, Kind::Job) else {
+            return None;
+        };
+        let slot = chosen.hosts[0] as u32;
+        self.record.reserve(slot);
+        self.ends.push(Reverse((at(self.now + 1.0).0, slot)));
+        Some(slot)
+    }
+
+    /// So many jobs a second for so long; gives how many each host got.
+    fn run(&mut self, rate: f64, seconds: f64) -> Vec<usize> {
+        let mut jobs = vec![0; self.pool.hosts.len()];
+        for _ in 0..(rate * seconds) as usize {
+            self.until(self.now + 1.0 / rate);
+            jobs[self.job().unwrap() as usize] += 1;
+        }
+        jobs
+    }
+}
+
+#[test]
+fn a_host_that_joins_gets_no_more_than_its_share_at_any_time_and_soon_the_whole_of_it() {
+    for (hosts, rate) in [(1, 20.0), (4, 40.0), (4, 120.0), (9, 200.0), (63, 600.0)] {
+        let mut fleet = Fleet::of(hosts, "");
+        fleet.run(rate, 5.0);
+        let newcomer = fleet.joins();
+        let (mut its, mut all) = (0, 0);
+        while its < JOBS {
+            fleet.until(fleet.now + 1.0 / rate);
+            its += u32::from(fleet.job() == Some(newcomer));
+            all += 1;
+            let fair = f64::from(all) / (hosts + 1) as f64;
+            assert!(f64::from(its) <= SHARE * fair, "{hosts} hosts: {its} of {all}");
+            assert!(all < 200 * (hosts as u32 + 1), "{hosts} hosts: only {its} of {all}");
+        }
+        let jobs = fleet.run(rate, 20.0);
+        let fair = jobs.iter().sum::<usize>() / jobs.len();
+        let part = jobs[newcomer as usize] as f64 / fair as f64;
+        assert!((0.9..1.3).contains(&part), "{hosts} hosts, afterwards: {part}");
+    }
+}
+
+#[test]
+fn a_newcomer_takes_what_comes_while_no_other_has_a_free_slot() {
+    let mut fleet = Fleet::of(2, r#", "max_in_flight": 4"#);
+    (0..8).for_each(|_| assert!(fleet.job().is_some()));
+    assert_eq!(fleet.job(), None);
+    let newcomer = fleet.joins();
+    for _ in 0..4 {
+        assert_eq!(fleet.job(), Some(newcomer));
+    }
+    assert_eq!(fleet.job(), None);
+}
+
+#[test]
+fn a_pool_of_newcomers_alone_holds_none_of_them_back() {
+    let mut fleet = Fleet::of(2, "");
+    fleet.record.header.placed = 500;
+    (0..2).for_each(|slot| newcomer::join(&mut fleet.record, slot, at(999.0)));
+    fleet.record.with_host(1, |host| host.in_flight = 40);
+    let to_first = (0..30).filter(|_| fleet.job() == Some(0)).count();
+    assert_eq!(to_first, 30);
+}
+
+#[test]
+fn with_a_slow_start_the_weight_rises_step_by_step() {
+    let mut fleet = Fleet::of(4, r#", "slow_start_ms": 40000, "score": {"latency_weight": 0}"#);
+    fleet.run(100.0, 5.0);
+    let newcomer = fleet.joins() as usize;
+    let shares: Vec<f64> = (0..8)
+        .map(|_| {
+            let jobs = fleet.run(100.0, 5.0);
+            jobs[newcomer] as f64 * (jobs.len() - 1) as f64 / (jobs.iter().sum::<usize>() - jobs[newcomer]) as f64
+        })
+        .collect();
+    // In the n-th eighth its weight is about (n + 1/2) / 8 of the others'.
+    assert!(shares[0] < 0.3 && (0.3..0.7).contains(&shares[3]) && (0.75..1.05).contains(&shares[7]), "{shares:?}");
+    assert!(shares.windows(2).all(|two| two[0] < two[1] + 0.05), "{shares:?}");
+}
+
+#[test]
+fn a_degraded_host_is_chosen_only_where_no_other_has_a_free_slot() {
+    let mut fleet = Fleet::of(3, r#", "max_in_flight": 2, "alternates": 2"#);
+    let mut hosts = fleet.pool.hosts.clone();
+    hosts[1].is_degraded = true;
+    fleet.pool = Rc::new(fleet.pool.with_hosts(hosts.into_iter()));
+    let Decision::Chosen(chosen) =
+        choose(&fleet.record, &fleet.pool, &mut fleet.roster, at(fleet.now), &mut fleet.random, Kind::Job)
+    else {
+        panic!("there are hosts");
+    };
+    assert_eq!(chosen.hosts[2], 1, "it is the last alternate");
+    let mut went: Vec<u32> = (0..6).map(|_| fleet.job().unwrap()).collect();
+    assert_eq!(went.split_off(4), [1, 1]);
+    assert!(!went.contains(&1));
+    assert_eq!(fleet.job(), None);
+}

@@ -1,0 +1,215 @@
+//! Which hosts a pool has, where Envoy's own cluster says it.
+//!
+//! One worker reads it ([`crate::telemetry::clusters`]) and puts it into the shared data; the others see from the record's `members` that there is a
+//! newer one. What a configuration runs on is the configuration with these hosts in the place of its own: [`Membership::pool`]. A job keeps the pool
+//! that it began with.
+
+use std::collections::BTreeMap;
+
+use super::address::Address;
+use super::health::{self, Watcher};
+use super::packed::packed;
+use super::record::Record;
+use super::stranger;
+use super::time::Instant;
+use crate::config::{Entry, Host, Pool, WEIGHTS};
+
+/// What Envoy holds of a host, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Condition {
+    /// It takes jobs.
+    Healthy,
+    /// It takes jobs where nobody else can.
+    Degraded,
+    /// It takes no new ones.
+    Draining,
+    /// It is not well.
+    Unhealthy,
+}
+
+/// A host of Envoy's cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Where it listens.
+    pub address: Address,
+    /// Envoy's weight of it, at least 1.
+    pub weight: u32,
+    /// What Envoy holds of it.
+    pub condition: Condition,
+}
+
+packed! {
+    /// A [`Member`] in the shared data.
+    pub struct Stored {
+        ip: u128,
+        port: u16,
+        condition: u16,
+        weight: u32,
+    }
+}
+
+/// The hosts of Envoy's cluster, by address, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership(Vec<Member>);
+
+impl Membership {
+    /// Of hosts in any order. Where an address is there twice, as in two localities, the better word stands.
+    pub fn new(members: impl IntoIterator<Item = Member>) -> Self {
+        let mut by_address: BTreeMap<Address, Member> = BTreeMap::new();
+        for member in members {
+            let known = by_address.entry(member.address).or_insert(member);
+            known.condition = known.condition.min(member.condition);
+        }
+        Self(by_address.into_values().collect())
+    }
+
+    /// The hosts.
+    pub fn members(&self) -> &[Member] {
+        &self.0
+    }
+
+    /// For the shared data.
+    pub fn encode(&self) -> Vec<u8> {
+        let stored = |member: &Member| {
+            let Member { address, weight, condition } = *member;
+            let mut bytes = [0; Stored::BYTES];
+            let condition = condition as u16;
+            Stored { ip: address.ip(), port: address.port(), condition, weight }.write(&mut bytes);
+            bytes
+        };
+        self.0.iter().flat_map(stored).collect()
+    }
+
+    /// From the shared data; `None`: these bytes are none of ours.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (stored, rest) = bytes.as_chunks();
+        let member = |bytes: &[u8; Stored::BYTES]| {
+            let Stored { ip, port, condition, weight } = Stored::read(bytes);
+            let all = [Condition::Healthy, Condition::Degraded, Condition::Draining, Condition::Unhealthy];
+            let condition = all.into_iter().find(|known| *known as u16 == condition)?;
+            Some(Member { address: Address::from_bits(ip, port), weight, condition })
+        };
+        let members: Option<Vec<Member>> = stored.iter().map(member).collect();
+        members.filter(|_| rest.is_empty()).map(Self)
+    }
+
+    /// The pool with these hosts. Envoy's weights are relative: the least counts 1. What was written of a host stands above what Envoy says.
+    pub fn pool(&self, configured: &Pool) -> Pool {
+        let least = self.0.iter().map(|member| member.weight).min().unwrap_or(1).max(1);
+        let entries: BTreeMap<Address, &Entry> = configured.entries.iter().map(|entry| (entry.address, entry)).collect();
+        configured.with_hosts(self.0.iter().map(|member| {
+            let mut host = Host::new(member.address, configured.max_in_flight);
+            host.weight = (member.weight as f32 / least as f32).clamp(*WEIGHTS.start(), *WEIGHTS.end());
+            host.drain = member.condition == Condition::Draining;
+            host.is_degraded = member.condition == Condition::Degraded;
+            match entries.get(&member.address) {
+                Some(entry) => host.overridden(entry),
+                None => host,
+            }
+        }))
+    }
+
+    /// Writes down what Envoy holds of the hosts that are in the record. Gives whether that was news.
+    pub fn report(&self, record: &mut Record, now: Instant) -> bool {
+        let mut is_news = false;
+        let unhealthy: BTreeMap<Address, bool> =
+            self.0.iter().map(|member| (member.address, member.condition == Condition::Unhealthy)).collect();
+        for slot in 0..record.header.hosts {
+            let Some(host) = record.host(slot).filter(|host| !host.is_retired()) else {
+                continue;
+            };
+            let word = unhealthy.get(&host.address());
+            is_news |= health::report_at(record, slot, Watcher::Envoy, word.copied().unwrap_or(false), now);
+            is_news |= word.is_some() && stranger::acquit(record, slot, now);
+        }
+        is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::fixture::{address, at, pool, record_of};
+    use crate::core::health::State;
+
+    fn member(host: usize, weight: u32, condition: Condition) -> Member {
+        Member { address: address(host), weight, condition }
+    }
+
+    const DISCOVERY: &str = r#""discovery": {"cluster": "envoy_admin"}"#;
+
+    #[test]
+    fn it_comes_back_from_the_shared_data_as_it_was() {
+        let members = Membership::new([
+            member(3, 1, Condition::Healthy),
+            member(1, 128, Condition::Draining),
+            Member { address: Address::parse(b"[fd00::1]:80").unwrap(), weight: 7, condition: Condition::Unhealthy },
+            member(2, 1, Condition::Degraded),
+        ]);
+        assert_eq!(Membership::decode(&members.encode()), Some(members.clone()));
+        assert_eq!(Membership::decode(&[]), Some(Membership::default()));
+        let bytes = members.encode();
+        assert_eq!(Membership::decode(&bytes[1..]), None);
+        let mut nonsense = bytes;
+        nonsense[18] = 9;
+        assert_eq!(Membership::decode(&nonsense), None);
+    }
+
+    #[test]
+    fn of_an_address_that_is_there_twice_the_better_word_stands() {
+        let members = Membership::new([member(1, 1, Condition::Unhealthy), member(1, 1, Condition::Healthy)]);
+        assert_eq!(members.members(), [member(1, 1, Condition::Healthy)]);
+    }
+
+    #[test]
+    fn what_was_written_of_a_host_stands_above_what_envoy_says() {
+        let first = address(1);
+        let entry = format!(r#"{{"address": "{first}", "weight": 5, "max_in_flight": 7, "drain": true}}"#);
+        let configured = pool(&format!(r#"{DISCOVERY}, "max_in_flight": 3, "hosts": [{entry}, {{"address": "10.9.9.9:1"}}]"#));
+        assert!(configured.awaits_membership);
+        let members = Membership::new([
+            member(1, 200, Condition::Healthy),
+            member(2, 100, Condition::Draining),
+            member(3, 300, Condition::Degraded),
+        ]);
+        let running = members.pool(&configured);
+        assert!(!running.awaits_membership);
+        let shown: Vec<_> = running
+            .hosts
+            .iter()
+            .map(|host| (host.address, host.weight, host.max_in_flight, host.drain, host.is_degraded))
+            .collect();
+        let expected = [(address(1), 5.0, 7, true, false), (address(2), 1.0, 3, true, false), (address(3), 3.0, 3, false, true)];
+        assert_eq!(shown, expected);
+        assert_eq!(running.hosts[0].per_job, f64::from(0.7f32) / 5.0);
+    }
+
+    #[test]
+    fn an_entry_that_says_nothing_of_a_thing_leaves_it_to_envoy() {
+        let configured = pool(&format!(r#"{DISCOVERY}, "hosts": [{{"address": "{}", "drain": false}}]"#, address(2)));
+        let running = Membership::new([member(1, 1, Condition::Healthy), member(2, 4, Condition::Draining)]).pool(&configured);
+        assert_eq!((running.hosts[1].weight, running.hosts[1].drain), (4.0, false));
+    }
+
+    #[test]
+    fn weights_far_apart_stay_within_what_the_choice_takes() {
+        let configured = pool(DISCOVERY);
+        let running =
+            Membership::new([member(1, 1, Condition::Healthy), member(2, u32::MAX, Condition::Healthy)]).pool(&configured);
+        assert_eq!(running.hosts[1].weight, 1000.0);
+    }
+
+    #[test]
+    fn what_envoy_holds_of_a_host_is_written_down_once() {
+        let configured = pool(DISCOVERY);
+        let members = Membership::new([member(1, 1, Condition::Unhealthy), member(2, 1, Condition::Healthy)]);
+        let mut record = record_of(&members.pool(&configured));
+        assert!(members.report(&mut record, at(1.0)));
+        assert!(!members.report(&mut record, at(1.0)));
+        let states: Vec<State> = record.hosts().map(|host| host.state(at(1.0))).collect();
+        assert_eq!(states, [State::Unhealthy, State::Serving]);
+        let better = Membership::new([member(2, 1, Condition::Healthy)]);
+        assert!(better.report(&mut record, at(1.0)), "what Envoy does not have any more is not unhealthy");
+        assert_eq!(record.host(0).unwrap().state(at(1.0)), State::Serving);
+    }
+}

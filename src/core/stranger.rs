@@ -1,0 +1,236 @@
+//! A host that our configuration names and Envoy's cluster does not have.
+//!
+//! Envoy passes over such an address in silence, and takes the next in the header. It costs nothing but a wrong count until that is seen; so the
+//! first miss is enough: the host is *ejected*, as a failing one is, and tried again as rarely. (Unlike with a failure this protects
+//! nobody, so that it does not count to `max_ejected_percent`.)
+//!
+//! Where Envoy's policy does not read our header at all, every host looks like a stranger now and then. But there those that were called so
+//! are soon seen to serve: then all are taken back, and nobody is called so for [`UNREAD_FOR`].
+
+use std::time::Duration;
+
+use super::address::Address;
+use super::health::{Reason, State, Trial};
+use super::random::Random;
+use super::record::{Host, Record, STRANGER};
+use super::time::Instant;
+use crate::config::Pool;
+
+/// How long nobody is called a stranger after one that was is seen to serve.
+pub const UNREAD_FOR: Duration = Duration::from_secs(300);
+
+/// A job whose header Envoy did not follow.
+#[derive(Clone, Copy, Debug)]
+pub struct Passed<'a> {
+    /// The names before the one that serves.
+    pub names: &'a [Address],
+    /// Whether the one that serves was named, too. Where it was not, Envoy may not read our header at all: then only so many are called strangers as may
+    /// be ejected.
+    pub is_clear: bool,
+    /// When the job was begun.
+    pub begun: Instant,
+    /// If it was the trial of its first name.
+    pub trial: Option<Trial>,
+}
+
+impl Passed<'_> {
+    /// Calls those that were passed over strangers. The host that serves is to be one of the pool's: where it is not, the job has gone to another
+    /// cluster, or this one has hosts that we do not know.
+    pub fn note(&self, record: &mut Record, pool: &Pool, now: Instant, random: &mut Random) {
+        if now.0 < record.header.unread_until {
+            return;
+        }
+        let hosts = record.hosts().filter(|host| !host.is_retired()).count();
+        let most = if self.is_clear { hosts } else { pool.failure.most_ejected(hosts) };
+        for (position, address) in self.names.iter().enumerate() {
+            let seat = record.seat_at(*address);
+            let Some((slot, mut host)) = seat.and_then(|seat| Some((seat.slot, record.host(seat.slot)?))) else {
+                continue;
+            };
+            let trial = self.trial.filter(|_| position == 0);
+            let is_its_trial = trial.is_some_and(|trial| host.is_on(trial));
+            let may = || another_serves(record, slot, now) && strangers(record) < most;
+            let is_news = !host.is_ejected() && !host.is_old_news(self.begun) && may();
+            if is_its_trial || is_news {
+                host.eject(Reason::Unknown, &pool.failure, now, random);
+                record.with_host(slot, |entry| *entry = host);
+                record.header.stands_anew();
+            }
+        }
+    }
+}
+
+fn another_serves(record: &Record, slot: u32, now: Instant) -> bool {
+    record.hosts().zip(0..).any(|(host, other)| other != slot && host.state(now) == State::Serving)
+}
+
+fn strangers(record: &Record) -> usize {
+    record.hosts().filter(is_stranger).count()
+}
+
+/// A job is served by this host: whoever serves is no stranger. `is_told` says that another one was named.
+pub fn serves(record: &mut Record, slot: u32, is_told: bool, now: Instant) {
+    if !record.host(slot).is_some_and(|host| is_stranger(&host)) {
+        return;
+    }
+    if is_told {
+        record.header.unread_until = (now + UNREAD_FOR).0;
+        for slot in 0..record.header.hosts {
+            acquit(record, slot, now);
+        }
+    } else {
+        acquit(record, slot, now);
+    }
+}
+
+/// Envoy knows the host in this slot: if it was called a stranger, it serves again. Gives whether it was.
+pub fn acquit(record: &mut Record, slot: u32, now: Instant) -> bool {
+    let header = record.header;
+    if !record.host(slot).is_some_and(|host| is_stranger(&host)) {
+        return false;
+    }
+    record.with_host(slot, |host| host.readmit(&header, now));
+    record.header.stands_anew();
+    true
+}
+
+fn is_stranger(host: &Host) -> bool {
+    host.is_ejected() && host.has_flag(STRANGER)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::core::fixture::{address, at, pool_of, record_of};
+    use crate::core::health::{Evidence, judge};
+    use crate::core::lease::{Lease, Whereabouts};
+    use crate::core::outcome::Outcome;
+
+    /// Jobs over a pool whose Envoy does with them what it likes.
+    struct Bench {
+        pool: Rc<Pool>,
+        record: Record,
+        random: Random,
+        now: f64,
+    }
+
+    impl Bench {
+        fn of(hosts: usize) -> Self {
+            let pool = pool_of(hosts, "");
+            Self { record: record_of(&pool), pool, random: Random::new(2), now: 1000.0 }
+        }
+
+        /// A job for which these were named is served by that one, at the first attempt.
+        fn job(&mut self, named: &[usize], served: usize) {
+            let (seat, trial) = self.take(named);
+            self.serve(named, seat, trial, self.now, served);
+        }
+
+        fn take(&mut self, named: &[usize]) -> (crate::core::record::Seat, Option<Trial>) {
+            let slot = named[0] as u32;
+            let is_trial = self.record.host(slot).unwrap().wants_trial(at(self.now));
+            self.record.place(slot, at(self.now), is_trial.then_some(Duration::from_secs(10))).unwrap()
+        }
+
+        fn serve(&mut self, named: &[usize], seat: crate::core::record::Seat, trial: Option<Trial>, begun: f64, served: usize) {
+            let names = named.iter().map(|host| address(*host)).collect();
+            let mut lease = Lease::new(Some(seat), names, at(begun), self.pool.clone(), trial);
+            let there = Whereabouts { address: address(served), attempts: 1 };
+            if Some(there.address) != lease.address {
+                let moved = lease.follow(&mut self.record, there, at(self.now), &mut self.random);
+                lease.moved(moved);
+            } else {
+                let evidence = Evidence { outcome: Outcome::Success, is_timed: true, latency: None, begun: at(begun), trial };
+                judge(&mut self.record, seat.slot, evidence, &self.pool, at(self.now), &mut self.random);
+            }
+        }
+
+        fn states(&self) -> Vec<State> {
+            self.record.hosts().map(|host| host.state(at(self.now))).collect()
+        }
+    }
+
+    use State::{Ejected, Probing, Serving};
+
+    #[test]
+    fn the_first_miss_is_enough_for_every_name_before_the_one_that_serves() {
+        let mut bench = Bench::of(4);
+        bench.job(&[3, 2, 0], 0);
+        assert_eq!(bench.states(), [Serving, Serving, Ejected, Ejected]);
+        let reasons: Vec<_> = bench.record.hosts().map(|host| host.reason()).collect();
+        assert_eq!(reasons, [None, None, Some(Reason::Unknown), Some(Reason::Unknown)]);
+        assert_eq!((bench.record.header.overruled, bench.record.host(3).unwrap().failures), (1, 0), "it is no failure");
+    }
+
+    #[test]
+    fn it_is_tried_again_ever_more_rarely_and_serves_once_envoy_has_it() {
+        let mut bench = Bench::of(3);
+        bench.job(&[2, 0, 1], 0);
+        for seconds in [11.1, 22.1, 44.1] {
+            assert_eq!(bench.states()[2], Ejected);
+            bench.now += seconds;
+            assert_eq!(bench.states()[2], Probing, "after {seconds} s");
+            bench.job(&[2, 0, 1], 0);
+        }
+        bench.now += 89.0;
+        bench.job(&[2, 0, 1], 2);
+        assert_eq!(bench.states(), [Serving; 3]);
+    }
+
+    #[test]
+    fn they_do_not_count_to_those_that_may_be_ejected_but_one_always_serves() {
+        let mut bench = Bench::of(4);
+        bench.job(&[1, 2, 0], 0);
+        let failure = |begun| Evidence { outcome: Outcome::Failure, is_timed: false, latency: None, begun, trial: None };
+        (0..3).for_each(|_| judge(&mut bench.record, 3, failure(at(1000.0)), &bench.pool, at(1000.0), &mut Random::new(1)));
+        assert_eq!(bench.states(), [Serving, Ejected, Ejected, Ejected]);
+        bench.job(&[0, 1], 1);
+        assert_eq!(bench.states()[0], Serving);
+    }
+
+    #[test]
+    fn where_none_of_the_names_serves_only_so_many_are_called_so_as_may_be_ejected() {
+        let mut bench = Bench::of(4);
+        bench.job(&[0, 1, 2], 3);
+        assert_eq!(bench.states(), [Ejected, Ejected, Serving, Serving]);
+    }
+
+    #[test]
+    fn a_host_that_serves_is_none_and_then_nobody_is_called_so_for_a_while() {
+        let mut bench = Bench::of(4);
+        bench.job(&[0, 1], 1);
+        bench.job(&[3, 2], 2);
+        assert_eq!(bench.states(), [Ejected, Serving, Serving, Ejected]);
+        bench.job(&[1, 2], 0);
+        assert_eq!(bench.states(), [Serving; 4], "Envoy does not read our header");
+        for job in 0..100 {
+            bench.job(&[job % 4, (job + 1) % 4], (job + 2) % 4);
+            assert_eq!(bench.states(), [Serving; 4]);
+        }
+        bench.now += 301.0;
+        bench.job(&[0, 1], 1);
+        assert_eq!(bench.states()[0], Ejected);
+    }
+
+    #[test]
+    fn a_job_that_goes_elsewhere_says_nothing_about_the_pools_hosts() {
+        let mut bench = Bench::of(3);
+        bench.job(&[0, 1], 77);
+        assert_eq!(bench.states(), [Serving; 3]);
+    }
+
+    #[test]
+    fn a_job_that_was_begun_before_a_host_was_taken_back_says_nothing_about_it() {
+        let mut bench = Bench::of(3);
+        let (seat, trial) = bench.take(&[0, 1]);
+        bench.job(&[0, 1], 1);
+        assert_eq!(bench.states()[0], Ejected);
+        bench.now += 1.0;
+        assert!(acquit(&mut bench.record, 0, at(bench.now)));
+        bench.serve(&[0, 1], seat, trial, 1000.0, 1);
+        assert_eq!(bench.states()[0], Serving);
+        assert!(!acquit(&mut bench.record, 0, at(bench.now)), "there is nothing to take back");
+    }
+}

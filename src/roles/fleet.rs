@@ -1,0 +1,245 @@
+//! Which hosts a pool has, where Envoy's own cluster says it: one worker asks for all, and all follow.
+//!
+//! ```text
+//! leader's tick ─► GET /clusters of Envoy's admin ─► a membership ─► shared data ─► the record's `members` is another one
+//!                        └─► anything else: counted, the last one stays                 every worker's tick ─► takes it over
+//! ```
+//!
+//! The membership is stored before the record says that there is a new one, and whoever reads it takes what is there. If two
+//! leaders did so at once, the one that stays sees at its next look that the shared data hold something else than Envoy does.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::shared;
+use super::watch::Purpose;
+use super::worker::{Change, Read, Worker};
+use crate::config::{Discovery, Pool};
+use crate::core::address::Address;
+use crate::core::membership::Membership;
+use crate::core::poller::Poller;
+use crate::host::{Fault, Host, Level};
+use crate::telemetry::clusters::{self, MOST_BYTES};
+
+/// Envoy's admin page of the largest pool takes some hundredths of a second.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Most hosts that a line of the log names.
+const MOST_NAMED: usize = 8;
+
+/// What a worker knows of a pool's membership.
+#[derive(Default)]
+pub struct Fleet {
+    members: Option<Rc<Membership>>,
+    /// Which of those that the record spoke of that is.
+    revision: Option<(u64, u32)>,
+    poller: Poller,
+}
+
+impl Fleet {
+    /// What the shared data hold of a pool that is new to this worker: it need not wait for its first tick, or for the next look.
+    pub fn known(host: &impl Host, name: &str) -> Self {
+        let stored = host.load(&shared::members_key(name)).ok().and_then(|shared| shared.value);
+        let members = stored.and_then(|bytes| Membership::decode(&bytes)).map(Rc::new);
+        Self { members, ..Self::default() }
+    }
+
+    /// The hosts that Envoy's cluster has, if they are known.
+    pub fn members(&self) -> Option<&Rc<Membership>> {
+        self.members.as_ref()
+    }
+
+    /// Lets the next look come earlier.
+    pub fn hurry(&mut self) {
+        self.poller.hurry();
+    }
+
+    /// The pool as it is run: with Envoy's hosts, where they are known and wanted.
+    pub fn pool(&self, configured: &Rc<Pool>) -> Rc<Pool> {
+        match self.members.as_ref().filter(|_| configured.discovery.is_some()) {
+            Some(members) => Rc::new(members.pool(configured)),
+            None => configured.clone(),
+        }
+    }
+}
+
+impl<H: Host> Worker<H> {
+    /// What is known of the hosts that Envoy's cluster of this name has.
+    pub fn members(&self, name: &str) -> Option<&Rc<Membership>> {
+        self.books.get(name)?.fleet.members()
+    }
+
+    /// A pool as it is run now: see [`Fleet::pool`].
+    pub fn pool(&self, name: &str, configured: &Rc<Pool>) -> Rc<Pool> {
+        self.books.get(name).map_or_else(|| configured.clone(), |books| books.fleet.pool(configured))
+    }
+
+    /// Takes over the membership that the record speaks of, if it is another one than this worker's. `revision` is the record's.
+    pub(super) fn catch_up(&mut self, name: &str, revision: Option<(u64, u32)>) {
+        // A record that was lost knows of none: what was known last stands.
+        let is_news = |fleet: &Fleet| revision.is_some() && revision != fleet.revision;
+        if !self.books.get(name).is_some_and(|books| is_news(&books.fleet)) {
+            return;
+        }
+        let members = self.host.load(&shared::members_key(name)).map(|shared| Membership::decode(&shared.value?));
+        match members {
+            Ok(Some(members)) => {
+                self.take_over(name, members, revision);
+                // At once, not at the next tick: until all have, a host that has gone keeps its entry.
+                if let Err(fault) = self.transact(name, Read::IfNeedBe, |_, _, _| Change::Leave(())) {
+                    self.say_fault("take over the membership", fault);
+                }
+            }
+            // Not ours: the leader's next look mends it.
+            Ok(None) => {}
+            Err(fault) => self.say_fault("read the membership", fault),
+        }
+    }
+
+    fn take_over(&mut self, name: &str, members: Membership, revision: Option<(u64, u32)>) {
+        let Some(books) = self.books.get_mut(name) else {
+            return;
+        };
+        let is_news = books.fleet.members.as_deref() != Some(&members);
+        books.fleet.revision = revision;
+        if is_news {
+            books.fleet.members = Some(Rc::new(members));
+            self.declare();
+        }
+    }
+
+    /// Asks which hosts the pool has, if it is time. Only the leader does.
+    pub(super) fn poll(&mut self, name: &Rc<str>, discovery: &Discovery) {
+        let now = self.host.now();
+        let Some(books) = self.books.get_mut(name) else {
+            return;
+        };
+        if !books.fleet.poller.is_due(discovery.interval, now, &mut self.random) {
+            return;
+        }
+        let path = clusters::path(name);
+        let headers = [(":method", "GET"), (":path", path.as_str()), (":authority", discovery.cluster.as_str())];
+        match self.host.call(&discovery.cluster, &headers, b"", TIMEOUT) {
+            Ok(token) => self.calls(token, Purpose::Poll { pool: name.clone() }),
+            Err(_) => self.poll_failed(name, "Envoy has no such cluster, or cannot reach it"),
+        }
+    }
+
+    /// The page has come, or something else.
+    pub(super) fn polled(&mut self, name: &Rc<str>, status: Option<&[u8]>, size: usize) {
+        let Some(books) = self.books.get(name).filter(|books| books.watch.leads()) else {
+            return;
+        };
+        let Some(discovery) = books.pool.as_ref().and_then(|pool| pool.discovery.clone()) else {
+            return;
+        };
+        match self.read_page(name, status, size) {
+            Ok(members) => {
+                let now = self.host.now();
+                if let Some(books) = self.books.get_mut(name) {
+                    books.fleet.poller.answered(true, discovery.interval, now);
+                }
+                self.count(format!("polls;pool={name};outcome=read"));
+                if let Err(fault) = self.publish(name, members) {
+                    self.say_fault("publish the membership", fault);
+                }
+            }
+            Err(what) => self.poll_failed(name, &what),
+        }
+    }
+
+    fn read_page(&self, name: &str, status: Option<&[u8]>, size: usize) -> Result<Membership, String> {
+        match status {
+            Some(b"200") if size > MOST_BYTES => Err(format!("the answer has {size} bytes; at most {MOST_BYTES} are read")),
+            Some(b"200") => match self.host.body(size) {
+                Some(page) => clusters::read(&page, name),
+                None => Err("the answer is empty".to_owned()),
+            },
+            Some(b"504") => Err(format!("no answer within {} s, or a status of 504", TIMEOUT.as_secs())),
+            Some(status) => Err(format!("the answer was {}", String::from_utf8_lossy(status))),
+            None => Err("the answer was cut off, or longer than Envoy keeps".to_owned()),
+        }
+    }
+
+    fn poll_failed(&mut self, name: &Rc<str>, what: &str) {
+        let now = self.host.now();
+        let Some(books) = self.books.get_mut(name) else {
+            return;
+        };
+        let Some(discovery) = books.pool.as_ref().and_then(|pool| pool.discovery.clone()) else {
+            return;
+        };
+        books.fleet.poller.answered(false, discovery.interval, now);
+        let stays = match books.fleet.members() {
+            Some(members) => format!("the last known {} stay", members.members().len()),
+            None => "none are known yet".to_owned(),
+        };
+        self.count(format!("polls;pool={name};outcome=failed"));
+        self.say("poll", Level::Warn, || {
+            format!("pool {name}: could not read its hosts through {}: {what}; {stays}", discovery.cluster)
+        });
+        let written = self.transact(name, Read::IfNeedBe, |_, record, _| {
+            record.header.failed_polls = record.header.failed_polls.saturating_add(1);
+            Change::Store(())
+        });
+        if let Err(fault) = written {
+            self.say_fault("count a failed look", fault);
+        }
+    }
+
+    /// Puts what Envoy's cluster has where all workers see it, and what Envoy holds of each host into the record.
+    fn publish(&mut self, name: &Rc<str>, members: Membership) -> Result<(), Fault> {
+        let (key, bytes) = (shared::members_key(name), members.encode());
+        let shared = self.host.load(&key)?;
+        let is_news = shared.value.as_deref() != Some(bytes.as_slice());
+        if is_news {
+            self.host.store(&key, &bytes, 0)?;
+        }
+        let before = self.members(name).cloned();
+        let revision = self.books.get(name).map(|books| books.fleet.revision).unwrap_or_default();
+        // First its own hosts, so that they are in the record, with what Envoy holds of them, before anybody chooses among them.
+        self.take_over(name, members.clone(), revision);
+        let (now, id) = (self.host.now(), self.id);
+        let followed = self.transact(name, Read::IfNeedBe, |_, record, _| {
+            if record.header.leader != id {
+                return Change::Leave(None);
+            }
+            members.report(record, now);
+            let header = &mut record.header;
+            if is_news || header.members == 0 {
+                header.members = header.members.wrapping_add(1).max(1);
+            }
+            (header.followed, header.discovered) = (now.0, members.members().len() as u32);
+            Change::Store(header.revision())
+        })?;
+        if let (Some(_), Some(books)) = (followed, self.books.get_mut(name)) {
+            books.fleet.revision = followed;
+            self.say_what_changed(name, before.as_deref(), &members);
+        }
+        Ok(())
+    }
+
+    fn say_what_changed(&self, name: &str, before: Option<&Membership>, now: &Membership) {
+        let addresses = |members: &Membership| members.members().iter().map(|member| member.address).collect::<Vec<_>>();
+        let (before, after) = (before.map(addresses).unwrap_or_default(), addresses(now));
+        let less = |these: &[Address], those: &[Address]| -> Vec<Address> {
+            these.iter().filter(|address| those.binary_search(address).is_err()).copied().collect()
+        };
+        let mut changes = Vec::new();
+        for (addresses, what) in [(less(&after, &before), "came"), (less(&before, &after), "left")] {
+            if !addresses.is_empty() {
+                let named: Vec<String> = addresses.iter().take(MOST_NAMED).map(Address::to_string).collect();
+                let more = addresses.len().saturating_sub(MOST_NAMED);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                changes.push(format!("{}{more} {what}", named.join(", ")));
+            }
+        }
+        if !changes.is_empty() {
+            let line = format!("plimsoll: pool {name}: Envoy's cluster has {} hosts: {}", after.len(), changes.join("; "));
+            self.host.log(Level::Info, &line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
