@@ -1,0 +1,59 @@
+"""The hosts of a scripts/run: .run/endpoints.json, which Envoy reads again whenever a file is renamed into .run/."""
+import ipaddress
+import json
+import os
+
+FILE = ".run/endpoints.json"
+
+
+def is_port(text):
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
+
+
+def parse(text):
+    """A host's address as Plimsoll writes it, or a ValueError. No names: EDS resolves none."""
+    ip, colon, port = text.strip().rpartition(":")
+    wrong = ValueError(f"{text!r} is not an IP address and a port in 1..=65535, such as 10.0.0.1:8188 or [fd00::1]:8188")
+    bracketed = ip.startswith("[") and ip.endswith("]")
+    try:
+        address = ipaddress.ip_address(ip[1:-1] if bracketed else ip)
+    except ValueError:
+        raise wrong from None
+    if not colon or (address.version == 6) != bracketed or not is_port(port):
+        raise wrong
+    # Envoy and Plimsoll would write these two in different ways.
+    if address.version == 6 and (address.scope_id or address.ipv4_mapped):
+        raise ValueError(f"{text!r}: write an IPv4 address as such, and an IPv6 address without a zone")
+    if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
+        raise ValueError(f"{text!r} is nobody's own address")
+    return f"[{address}]:{int(port)}" if bracketed else f"{address}:{int(port)}"
+
+
+def read():
+    """Each host's address with its weight and whether it is drained, in the file's order."""
+    with open(FILE, encoding="utf-8") as file:
+        (resource,) = json.load(file)["resources"]
+    hosts = {}
+    for locality in resource["endpoints"]:
+        for host in locality["lb_endpoints"]:
+            socket = host["endpoint"]["address"]["socket_address"]
+            ip = socket["address"]
+            address = f"[{ip}]:{socket['port_value']}" if ":" in ip else f"{ip}:{socket['port_value']}"
+            hosts[address] = {"weight": host.get("load_balancing_weight", 1), "drain": host.get("health_status") == "DRAINING"}
+    return hosts
+
+
+def write(hosts):
+    """Replaces the file in one step, as Envoy's watch on its folder wants it."""
+    lines = []
+    for address, host in hosts.items():
+        ip, _, port = address.rpartition(":")
+        socket = {"address": ip.strip("[]"), "port_value": int(port)}
+        status = "DRAINING" if host["drain"] else "HEALTHY"
+        line = {"load_balancing_weight": host["weight"], "health_status": status, "endpoint": {"address": {"socket_address": socket}}}
+        lines.append("    " + json.dumps(line))
+    kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+    head = f'{{ "resources": [ {{ "@type": "{kind}", "cluster_name": "gpu", "endpoints": [ {{ "lb_endpoints": [\n'
+    with open(FILE + ".new", "w", encoding="utf-8") as file:
+        file.write(head + ",\n".join(lines) + "\n] } ] } ] }\n")
+    os.replace(FILE + ".new", FILE)
