@@ -31,8 +31,8 @@ pub struct Host {
     pub max_in_flight: u32,
     /// No new jobs.
     pub drain: bool,
-    /// Envoy holds it degraded: to be chosen only where no other host has a free slot.
-    pub is_degraded: bool,
+    /// Envoy holds it degraded, or behind others in priority: to be chosen only where no other host has a free slot.
+    pub is_reserve: bool,
 }
 
 /// A host as it was written: what is left out comes from the pool, or from Envoy.
@@ -61,7 +61,7 @@ impl Host {
     /// A host that takes jobs, of weight 1.
     pub fn new(address: Address, max_in_flight: u32) -> Self {
         let text = address.to_string();
-        Self { address, text, weight: 1.0, per_job: 0.0, max_in_flight, drain: false, is_degraded: false }
+        Self { address, text, weight: 1.0, per_job: 0.0, max_in_flight, drain: false, is_reserve: false }
     }
 
     /// Lets what was written of it stand above all else.

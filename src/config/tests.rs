@@ -23,7 +23,7 @@ fn what_is_left_out_takes_its_default() {
         per_job: f64::from(0.7f32),
         max_in_flight: 50,
         drain: false,
-        is_degraded: false,
+        is_reserve: false,
     };
     assert_eq!(pool.hosts[0], host);
     assert_eq!(pool.hosts[1].text, "[fd00::1]:80");

@@ -16,9 +16,10 @@ use crate::config::{Explain, Pool};
 const TIE_BAND: f64 = 0.01;
 
 /// Added to the score of a host without a free slot, so that it is named as an alternate only after all hosts with one.
-/// Above the score of any host with a free slot (a million jobs at 1,000 / 0.01 each are 10¹¹, the latency's part is less, and a penalty makes at
-/// most 17 times as much of it), and below where adding it would lose the score's digits.
-pub const FULL: f64 = 1e13;
+/// Above the score of any host with a free slot (a million jobs at 1,000 / 0.01 each are 10¹¹, ten times that while a weight rises, the latency's part is
+/// less, a penalty makes at most 17 times as much of it, and a reserve has [`super::roster::BEHIND`] more), and below where adding it would lose the
+/// score's digits.
+pub const FULL: f64 = 1e14;
 
 /// Shortest and longest advice to a client when no host can take its job.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));

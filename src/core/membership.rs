@@ -34,6 +34,8 @@ pub struct Member {
     pub address: Address,
     /// Envoy's weight of it, at least 1.
     pub weight: u32,
+    /// Its locality's priority: 0 comes first.
+    pub priority: u32,
     /// What Envoy holds of it.
     pub condition: Condition,
 }
@@ -45,6 +47,7 @@ packed! {
         port: u16,
         condition: u16,
         weight: u32,
+        priority: u32,
     }
 }
 
@@ -53,12 +56,13 @@ packed! {
 pub struct Membership(Vec<Member>);
 
 impl Membership {
-    /// Of hosts in any order. Where an address is there twice, as in two localities, the better word stands.
+    /// Of hosts in any order. Where an address is there twice, as in two localities, the better words stand.
     pub fn new(members: impl IntoIterator<Item = Member>) -> Self {
         let mut by_address: BTreeMap<Address, Member> = BTreeMap::new();
         for member in members {
             let known = by_address.entry(member.address).or_insert(member);
             known.condition = known.condition.min(member.condition);
+            known.priority = known.priority.min(member.priority);
         }
         Self(by_address.into_values().collect())
     }
@@ -71,10 +75,10 @@ impl Membership {
     /// For the shared data.
     pub fn encode(&self) -> Vec<u8> {
         let stored = |member: &Member| {
-            let Member { address, weight, condition } = *member;
+            let Member { address, weight, priority, condition } = *member;
             let mut bytes = [0; Stored::BYTES];
             let condition = condition as u16;
-            Stored { ip: address.ip(), port: address.port(), condition, weight }.write(&mut bytes);
+            Stored { ip: address.ip(), port: address.port(), condition, weight, priority }.write(&mut bytes);
             bytes
         };
         self.0.iter().flat_map(stored).collect()
@@ -84,24 +88,26 @@ impl Membership {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (stored, rest) = bytes.as_chunks();
         let member = |bytes: &[u8; Stored::BYTES]| {
-            let Stored { ip, port, condition, weight } = Stored::read(bytes);
+            let Stored { ip, port, condition, weight, priority } = Stored::read(bytes);
             let all = [Condition::Healthy, Condition::Degraded, Condition::Draining, Condition::Unhealthy];
             let condition = all.into_iter().find(|known| *known as u16 == condition)?;
-            Some(Member { address: Address::from_bits(ip, port), weight, condition })
+            Some(Member { address: Address::from_bits(ip, port), weight, priority, condition })
         };
         let members: Option<Vec<Member>> = stored.iter().map(member).collect();
         members.filter(|_| rest.is_empty()).map(Self)
     }
 
-    /// The pool with these hosts. Envoy's weights are relative: the least counts 1. What was written of a host stands above what Envoy says.
+    /// The pool with these hosts. Envoy's weights are relative: the least counts 1. Hosts behind the first priority are reserves, as degraded ones are.
+    /// What was written of a host stands above what Envoy says.
     pub fn pool(&self, configured: &Pool) -> Pool {
         let least = self.0.iter().map(|member| member.weight).min().unwrap_or(1).max(1);
+        let first = self.0.iter().map(|member| member.priority).min().unwrap_or_default();
         let entries: BTreeMap<Address, &Entry> = configured.entries.iter().map(|entry| (entry.address, entry)).collect();
         configured.with_hosts(self.0.iter().map(|member| {
             let mut host = Host::new(member.address, configured.max_in_flight);
             host.weight = (member.weight as f32 / least as f32).clamp(*WEIGHTS.start(), *WEIGHTS.end());
             host.drain = member.condition == Condition::Draining;
-            host.is_degraded = member.condition == Condition::Degraded;
+            host.is_reserve = member.condition == Condition::Degraded || member.priority > first;
             match entries.get(&member.address) {
                 Some(entry) => host.overridden(entry),
                 None => host,
@@ -133,7 +139,7 @@ mod tests {
     use crate::core::health::State;
 
     fn member(host: usize, weight: u32, condition: Condition) -> Member {
-        Member { address: address(host), weight, condition }
+        Member { address: address(host), weight, priority: 0, condition }
     }
 
     const DISCOVERY: &str = r#""discovery": {"cluster": "envoy_admin"}"#;
@@ -143,7 +149,7 @@ mod tests {
         let members = Membership::new([
             member(3, 1, Condition::Healthy),
             member(1, 128, Condition::Draining),
-            Member { address: Address::parse(b"[fd00::1]:80").unwrap(), weight: 7, condition: Condition::Unhealthy },
+            Member { address: Address::parse(b"[fd00::1]:80").unwrap(), weight: 7, priority: 3, condition: Condition::Unhealthy },
             member(2, 1, Condition::Degraded),
         ]);
         assert_eq!(Membership::decode(&members.encode()), Some(members.clone()));
@@ -177,7 +183,7 @@ mod tests {
         let shown: Vec<_> = running
             .hosts
             .iter()
-            .map(|host| (host.address, host.weight, host.max_in_flight, host.drain, host.is_degraded))
+            .map(|host| (host.address, host.weight, host.max_in_flight, host.drain, host.is_reserve))
             .collect();
         let expected = [(address(1), 5.0, 7, true, false), (address(2), 1.0, 3, true, false), (address(3), 3.0, 3, false, true)];
         assert_eq!(shown, expected);
@@ -189,6 +195,13 @@ mod tests {
         let configured = pool(&format!(r#"{DISCOVERY}, "hosts": [{{"address": "{}", "drain": false}}]"#, address(2)));
         let running = Membership::new([member(1, 1, Condition::Healthy), member(2, 4, Condition::Draining)]).pool(&configured);
         assert_eq!((running.hosts[1].weight, running.hosts[1].drain), (4.0, false));
+    }
+
+    #[test]
+    fn hosts_behind_the_first_priority_are_reserves() {
+        let behind = |host, priority| Member { priority, ..member(host, 1, Condition::Healthy) };
+        let running = Membership::new([behind(1, 1), behind(2, 2), behind(3, 1)]).pool(&pool(DISCOVERY));
+        assert_eq!(running.hosts.iter().map(|host| host.is_reserve).collect::<Vec<_>>(), [false, true, false]);
     }
 
     #[test]

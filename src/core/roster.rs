@@ -33,9 +33,8 @@ pub struct Place {
     pub behind: f64,
 }
 
-/// Added to the score of a host that is to be chosen only where no other has a free slot: one that Envoy holds degraded, or a newcomer that has had its
-/// share. Above the score of any other host with a free slot (see [`super::choice::FULL`]), and below that of one without.
-pub const BEHIND: f64 = 2e12;
+/// Added to the score of a host that is to be chosen only where no other has a free slot: a reserve, or a newcomer that has had its share. Above the score of any other host with a free slot (see [`super::choice::FULL`]), and below that of one without.
+pub const BEHIND: f64 = 2e13;
 
 /// A newcomer among the hosts that serve.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +109,7 @@ impl Roster {
                 continue;
             };
             let (per_job, max_in_flight) = (host.per_job, host.max_in_flight);
-            let behind = if host.is_degraded { BEHIND } else { 0.0 };
+            let behind = if host.is_reserve { BEHIND } else { 0.0 };
             self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0, behind });
             let same_machine = retired.iter().filter(|(entry, _)| entry.address() == host.address);
             self.earlier.extend(same_machine.map(|(_, earlier)| (slot, *earlier)));
@@ -158,7 +157,7 @@ impl Roster {
             place.per_job = configured.per_job / ramp;
             self.is_rising |= ramp < 1.0;
             weights += weight;
-            if host.is_newcomer() && !configured.is_degraded {
+            if host.is_newcomer() && !configured.is_reserve {
                 self.newcomers.push(Newcomer { at, fair: weight });
             }
         }

@@ -77,6 +77,9 @@ pub(super) enum Purpose {
 /// A call that is not answered for so long never will be: Envoy gives up all those of a root that it deletes. Above the longest timeout of any.
 const LOST_AFTER: Duration = Duration::from_secs(120);
 
+/// Most metrics that are made: Envoy never forgets one, and where hosts come and go each may bring some of its own.
+const MOST_METRICS: usize = 8192;
+
 impl<H: Host> Worker<H> {
     /// Looks after a pool's hosts, if this worker leads.
     pub(super) fn watch(&mut self, name: &str, led: Option<Led>) {
@@ -290,6 +293,10 @@ impl<H: Host> Worker<H> {
     fn metric(&mut self, kind: Metric, name: String) -> Option<u32> {
         if let Some(id) = self.duties.metrics.get(&name) {
             return Some(*id);
+        }
+        if self.duties.metrics.len() >= MOST_METRICS {
+            self.say("metric", Level::Warn, || format!("{name}: there are {MOST_METRICS} metrics already; this one is left out"));
+            return None;
         }
         match self.host.metric(kind, &format!("plimsoll.{name}")) {
             Ok(id) => {

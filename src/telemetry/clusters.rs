@@ -50,6 +50,8 @@ struct Host<'a> {
     health_status: Health<'a>,
     #[serde(default = "one")]
     weight: u32,
+    #[serde(default)]
+    priority: u32,
 }
 
 #[derive(Default, Deserialize)]
@@ -109,7 +111,8 @@ impl Host<'_> {
         let socket = self.address.socket_address.as_ref()?;
         let ip: IpAddr = socket.address.parse().ok()?;
         let address = Some(SocketAddr::new(ip, u16::try_from(socket.port_value).ok()?)).filter(is_a_hosts)?;
-        Some(Member { address: address.into(), weight: self.weight.max(1), condition: self.health_status.condition() })
+        let (weight, priority, condition) = (self.weight.max(1), self.priority, self.health_status.condition());
+        Some(Member { address: address.into(), weight, priority, condition })
     }
 }
 
@@ -162,14 +165,15 @@ mod tests {
         let text = r#"{"cluster_statuses": [{"name": "gpu", "host_statuses": [
             {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 9001}},
              "stats": [{"name": "cx_total", "value": "7"}, {"type": "GAUGE", "name": "rq_active", "value": "2"}],
-             "health_status": {"eds_health_status": "DRAINING"}, "weight": 3, "hostname": "h1", "locality": {"region": "a"}},
+             "health_status": {"eds_health_status": "DRAINING"}, "weight": 3, "priority": 1, "hostname": "h1", "locality": {"region": "a"}},
             {"address": {"socket_address": {"address": "::1", "port_value": 9001}},
              "health_status": {"eds_health_status": "HEALTHY"}, "weight": 1}],
             "circuit_breakers": {"thresholds": [{"max_connections": 1024}]}, "observability_name": "gpu"}]}"#;
         let membership = read(text.as_bytes(), "gpu").unwrap();
         let shown: Vec<_> =
-            membership.members().iter().map(|member| (member.address.to_string(), member.weight, member.condition)).collect();
-        let expected = [("[::1]:9001".to_owned(), 1, Condition::Healthy), ("127.0.0.1:9001".to_owned(), 3, Condition::Draining)];
+            membership.members().iter().map(|m| (m.address.to_string(), m.weight, m.priority, m.condition)).collect();
+        let expected =
+            [("[::1]:9001".to_owned(), 1, 0, Condition::Healthy), ("127.0.0.1:9001".to_owned(), 3, 1, Condition::Draining)];
         assert_eq!(shown, expected);
     }
 

@@ -21,6 +21,7 @@ mod attempts;
 mod clients;
 mod contention;
 mod cores;
+mod discovery;
 mod figures;
 mod hosts;
 mod idle;
@@ -58,10 +59,11 @@ impl Effort {
 }
 
 /// The comparisons by name, with what each is about, and whether it runs unasked.
-const SCENARIOS: [(&str, &str, bool); 4] = [
+const SCENARIOS: [(&str, &str, bool); 5] = [
     ("overhead", "what a choice costs: CPU time, throughput, latency, lost transactions", true),
     ("scale", "what a choice costs with 1,024 hosts: CPU time, memory, bytes", true),
     ("contention", "what workers take from each other at one record: native threads, no Envoy", true),
+    ("discovery", "what it costs to follow Envoy's own membership: CPU time, bytes", true),
     ("attempts", "what a second Wasm filter would cost that sees each attempt: CPU time", false),
 ];
 
@@ -70,6 +72,7 @@ async fn run(scenario: &str, effort: Effort, figures: &mut Figures) {
         "overhead" => overhead::run(effort, figures).await,
         "scale" => scale::run(effort, figures).await,
         "contention" => contention::run(effort, figures),
+        "discovery" => discovery::run(effort, figures).await,
         "attempts" => attempts::run(effort, figures).await,
         _ => unreachable!("names are checked against the list"),
     }

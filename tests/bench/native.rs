@@ -145,6 +145,10 @@ impl Host for Seam {
         None
     }
 
+    fn body(&self, _: usize) -> Option<Vec<u8>> {
+        None
+    }
+
     fn set_response_header(&self, _: &[u8], _: Option<&[u8]>) -> Result<(), Fault> {
         unreachable!("a worker handles no headers")
     }

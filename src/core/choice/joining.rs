@@ -135,7 +135,7 @@ fn with_a_slow_start_the_weight_rises_step_by_step() {
 fn a_degraded_host_is_chosen_only_where_no_other_has_a_free_slot() {
     let mut fleet = Fleet::of(3, r#", "max_in_flight": 2, "alternates": 2"#);
     let mut hosts = fleet.pool.hosts.clone();
-    hosts[1].is_degraded = true;
+    hosts[1].is_reserve = true;
     fleet.pool = Rc::new(fleet.pool.with_hosts(hosts.into_iter()));
     let Decision::Chosen(chosen) =
         choose(&fleet.record, &fleet.pool, &mut fleet.roster, at(fleet.now), &mut fleet.random, Kind::Job)
