@@ -356,14 +356,17 @@ impl Case<'_> {
     /// Whether one more host of the pool may be ejected, namely this one: another one must serve, and those that are ejected or probing must
     /// stay within `max_ejected_percent`, which is at least one.
     fn may_eject(&self) -> bool {
-        let members = || self.record.hosts().zip(0..).filter(|(host, _)| !host.is_retired());
+        let members = || self.record.hosts().filter(|host| !host.is_retired());
         let most = self.pool.failure.most_ejected(members().count());
-        let ejected = members().filter(|(host, _)| host.is_ejected() && !host.has_flag(STRANGER)).count();
-        // Another of this configuration's: that of another listener is of no use to this one.
-        let is_named = |host: &Host| self.pool.hosts.iter().any(|named| named.address == host.address());
-        let serves = |host: &Host| host.state(self.now) == State::Serving && is_named(host);
-        ejected < most && members().any(|(host, other)| other != self.slot && serves(&host))
+        let ejected = members().filter(|host| host.is_ejected() && !host.has_flag(STRANGER)).count();
+        ejected < most && another_serves(self.record, self.pool, self.slot, self.now)
     }
+}
+
+/// Whether another host than the one in this slot serves, and one of this configuration's: that of another listener is of no use to this one.
+pub(super) fn another_serves(record: &Record, pool: &Pool, slot: u32, now: Instant) -> bool {
+    let is_named = |host: &Host| pool.hosts.iter().any(|named| named.address == host.address());
+    record.hosts().zip(0..).any(|(host, other)| other != slot && host.state(now) == State::Serving && is_named(&host))
 }
 
 /// The longest times in any live configuration of a pool.

@@ -14,16 +14,14 @@ use super::stranger;
 use super::time::Instant;
 use crate::config::{Entry, Host, Pool, WEIGHTS};
 
-/// What Envoy holds of a host, the best first.
+/// How well a host is, as far as Envoy knows, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Condition {
     /// It takes jobs.
     Healthy,
     /// It takes jobs where nobody else can.
     Degraded,
-    /// It takes no new ones.
-    Draining,
-    /// It is not well.
+    /// It takes none.
     Unhealthy,
 }
 
@@ -36,7 +34,9 @@ pub struct Member {
     pub weight: u32,
     /// Its locality's priority: 0 comes first.
     pub priority: u32,
-    /// What Envoy holds of it.
+    /// Whether it is to take no new jobs.
+    pub drains: bool,
+    /// How well it is.
     pub condition: Condition,
 }
 
@@ -45,7 +45,8 @@ packed! {
     pub struct Stored {
         ip: u128,
         port: u16,
-        condition: u16,
+        drains: u8,
+        condition: u8,
         weight: u32,
         priority: u32,
     }
@@ -63,6 +64,7 @@ impl Membership {
             let known = by_address.entry(member.address).or_insert(member);
             known.condition = known.condition.min(member.condition);
             known.priority = known.priority.min(member.priority);
+            known.drains &= member.drains;
         }
         Self(by_address.into_values().collect())
     }
@@ -75,10 +77,10 @@ impl Membership {
     /// For the shared data.
     pub fn encode(&self) -> Vec<u8> {
         let stored = |member: &Member| {
-            let Member { address, weight, priority, condition } = *member;
+            let Member { address, weight, priority, drains, condition } = *member;
             let mut bytes = [0; Stored::BYTES];
-            let condition = condition as u16;
-            Stored { ip: address.ip(), port: address.port(), condition, weight, priority }.write(&mut bytes);
+            let (drains, condition) = (drains.into(), condition as u8);
+            Stored { ip: address.ip(), port: address.port(), drains, condition, weight, priority }.write(&mut bytes);
             bytes
         };
         self.0.iter().flat_map(stored).collect()
@@ -88,10 +90,10 @@ impl Membership {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (stored, rest) = bytes.as_chunks();
         let member = |bytes: &[u8; Stored::BYTES]| {
-            let Stored { ip, port, condition, weight, priority } = Stored::read(bytes);
-            let all = [Condition::Healthy, Condition::Degraded, Condition::Draining, Condition::Unhealthy];
-            let condition = all.into_iter().find(|known| *known as u16 == condition)?;
-            Some(Member { address: Address::from_bits(ip, port), weight, priority, condition })
+            let Stored { ip, port, drains, condition, weight, priority } = Stored::read(bytes);
+            let all = [Condition::Healthy, Condition::Degraded, Condition::Unhealthy];
+            let condition = all.into_iter().find(|known| *known as u8 == condition)?;
+            Some(Member { address: Address::from_bits(ip, port), weight, priority, drains: drains != 0, condition })
         };
         let members: Option<Vec<Member>> = stored.iter().map(member).collect();
         members.filter(|_| rest.is_empty()).map(Self)
@@ -106,7 +108,7 @@ impl Membership {
         configured.with_hosts(self.0.iter().map(|member| {
             let mut host = Host::new(member.address, configured.max_in_flight);
             host.weight = (member.weight as f32 / least as f32).clamp(*WEIGHTS.start(), *WEIGHTS.end());
-            host.drain = member.condition == Condition::Draining;
+            host.drain = member.drains;
             host.is_reserve = member.condition == Condition::Degraded || member.priority > first;
             match entries.get(&member.address) {
                 Some(entry) => host.overridden(entry),
@@ -139,7 +141,11 @@ mod tests {
     use crate::core::health::State;
 
     fn member(host: usize, weight: u32, condition: Condition) -> Member {
-        Member { address: address(host), weight, priority: 0, condition }
+        Member { address: address(host), weight, priority: 0, drains: false, condition }
+    }
+
+    fn draining(host: usize, weight: u32) -> Member {
+        Member { drains: true, ..member(host, weight, Condition::Healthy) }
     }
 
     const DISCOVERY: &str = r#""discovery": {"cluster": "envoy_admin"}"#;
@@ -148,8 +154,14 @@ mod tests {
     fn it_comes_back_from_the_shared_data_as_it_was() {
         let members = Membership::new([
             member(3, 1, Condition::Healthy),
-            member(1, 128, Condition::Draining),
-            Member { address: Address::parse(b"[fd00::1]:80").unwrap(), weight: 7, priority: 3, condition: Condition::Unhealthy },
+            draining(1, 128),
+            Member {
+                address: Address::parse(b"[fd00::1]:80").unwrap(),
+                weight: 7,
+                priority: 3,
+                drains: true,
+                condition: Condition::Unhealthy,
+            },
             member(2, 1, Condition::Degraded),
         ]);
         assert_eq!(Membership::decode(&members.encode()), Some(members.clone()));
@@ -157,13 +169,13 @@ mod tests {
         let bytes = members.encode();
         assert_eq!(Membership::decode(&bytes[1..]), None);
         let mut nonsense = bytes;
-        nonsense[18] = 9;
+        nonsense[19] = 9;
         assert_eq!(Membership::decode(&nonsense), None);
     }
 
     #[test]
     fn of_an_address_that_is_there_twice_the_better_word_stands() {
-        let members = Membership::new([member(1, 1, Condition::Unhealthy), member(1, 1, Condition::Healthy)]);
+        let members = Membership::new([member(1, 1, Condition::Unhealthy), draining(1, 1), member(1, 1, Condition::Degraded)]);
         assert_eq!(members.members(), [member(1, 1, Condition::Healthy)]);
     }
 
@@ -173,11 +185,8 @@ mod tests {
         let entry = format!(r#"{{"address": "{first}", "weight": 5, "max_in_flight": 7, "drain": true}}"#);
         let configured = pool(&format!(r#"{DISCOVERY}, "max_in_flight": 3, "hosts": [{entry}, {{"address": "10.9.9.9:1"}}]"#));
         assert!(configured.awaits_membership);
-        let members = Membership::new([
-            member(1, 200, Condition::Healthy),
-            member(2, 100, Condition::Draining),
-            member(3, 300, Condition::Degraded),
-        ]);
+        let members =
+            Membership::new([member(1, 200, Condition::Healthy), draining(2, 100), member(3, 300, Condition::Degraded)]);
         let running = members.pool(&configured);
         assert!(!running.awaits_membership);
         let shown: Vec<_> = running
@@ -193,7 +202,7 @@ mod tests {
     #[test]
     fn an_entry_that_says_nothing_of_a_thing_leaves_it_to_envoy() {
         let configured = pool(&format!(r#"{DISCOVERY}, "hosts": [{{"address": "{}", "drain": false}}]"#, address(2)));
-        let running = Membership::new([member(1, 1, Condition::Healthy), member(2, 4, Condition::Draining)]).pool(&configured);
+        let running = Membership::new([member(1, 1, Condition::Healthy), draining(2, 4)]).pool(&configured);
         assert_eq!((running.hosts[1].weight, running.hosts[1].drain), (4.0, false));
     }
 

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use super::address::Address;
-use super::health::{Reason, State, Trial};
+use super::health::{Reason, Trial, another_serves};
 use super::random::Random;
 use super::record::{Host, Record, STRANGER};
 use super::time::Instant;
@@ -49,7 +49,7 @@ impl Passed<'_> {
             };
             let trial = self.trial.filter(|_| position == 0);
             let is_its_trial = trial.is_some_and(|trial| host.is_on(trial));
-            let may = || another_serves(record, slot, now) && strangers(record) < most;
+            let may = || another_serves(record, pool, slot, now) && strangers(record) < most;
             let is_news = !host.is_ejected() && !host.is_old_news(self.begun) && may();
             if is_its_trial || is_news {
                 host.eject(Reason::Unknown, &pool.failure, now, random);
@@ -58,10 +58,6 @@ impl Passed<'_> {
             }
         }
     }
-}
-
-fn another_serves(record: &Record, slot: u32, now: Instant) -> bool {
-    record.hosts().zip(0..).any(|(host, other)| other != slot && host.state(now) == State::Serving)
 }
 
 fn strangers(record: &Record) -> usize {
@@ -104,7 +100,7 @@ mod tests {
 
     use super::*;
     use crate::core::fixture::{address, at, pool_of, record_of};
-    use crate::core::health::{Evidence, judge};
+    use crate::core::health::{Evidence, State, judge};
     use crate::core::lease::{Lease, Whereabouts};
     use crate::core::outcome::Outcome;
 

@@ -92,16 +92,19 @@ impl Health<'_> {
     fn condition(&self) -> Condition {
         let checks = self.failed_active_health_check || self.pending_active_hc || self.active_hc_timeout;
         let is_unhealthy = checks || self.failed_outlier_check || self.excluded_via_immediate_hc_fail;
+        let is_degraded = self.failed_active_degraded_check || self.failed_degraded_outlier_detection;
         match &*self.eds_health_status {
             _ if is_unhealthy => Condition::Unhealthy,
             "UNHEALTHY" | "TIMEOUT" => Condition::Unhealthy,
-            // It was taken out of the cluster; Envoy keeps it as long as its active health checks pass.
-            _ if self.pending_dynamic_removal => Condition::Draining,
-            "DRAINING" => Condition::Draining,
-            _ if self.failed_active_degraded_check || self.failed_degraded_outlier_detection => Condition::Degraded,
+            _ if is_degraded => Condition::Degraded,
             "DEGRADED" => Condition::Degraded,
             _ => Condition::Healthy,
         }
+    }
+
+    /// Also a host that was taken out of the cluster, and that Envoy keeps as long as its active health checks pass.
+    fn drains(&self) -> bool {
+        self.pending_dynamic_removal || self.eds_health_status == "DRAINING"
     }
 }
 
@@ -111,8 +114,8 @@ impl Host<'_> {
         let socket = self.address.socket_address.as_ref()?;
         let ip: IpAddr = socket.address.parse().ok()?;
         let address = Some(SocketAddr::new(ip, u16::try_from(socket.port_value).ok()?)).filter(is_a_hosts)?;
-        let (weight, priority, condition) = (self.weight.max(1), self.priority, self.health_status.condition());
-        Some(Member { address: address.into(), weight, priority, condition })
+        let (drains, condition) = (self.health_status.drains(), self.health_status.condition());
+        Some(Member { address: address.into(), weight: self.weight.max(1), priority: self.priority, drains, condition })
     }
 }
 
@@ -155,8 +158,9 @@ mod tests {
         read(page(hosts).as_bytes(), "gpu").map(|membership| membership.members().to_vec())
     }
 
-    fn condition(health: &str) -> Condition {
-        read_hosts(&[host(1, &format!(r#", "health_status": {{{health}}}"#))]).unwrap()[0].condition
+    fn health(health: &str) -> (bool, Condition) {
+        let member = read_hosts(&[host(1, &format!(r#", "health_status": {{{health}}}"#))]).unwrap()[0];
+        (member.drains, member.condition)
     }
 
     #[test]
@@ -171,20 +175,19 @@ mod tests {
             "circuit_breakers": {"thresholds": [{"max_connections": 1024}]}, "observability_name": "gpu"}]}"#;
         let membership = read(text.as_bytes(), "gpu").unwrap();
         let shown: Vec<_> =
-            membership.members().iter().map(|m| (m.address.to_string(), m.weight, m.priority, m.condition)).collect();
-        let expected =
-            [("[::1]:9001".to_owned(), 1, 0, Condition::Healthy), ("127.0.0.1:9001".to_owned(), 3, 1, Condition::Draining)];
+            membership.members().iter().map(|m| (m.address.to_string(), m.weight, m.priority, m.drains)).collect();
+        let expected = [("[::1]:9001".to_owned(), 1, 0, false), ("127.0.0.1:9001".to_owned(), 3, 1, true)];
         assert_eq!(shown, expected);
     }
 
     #[test]
     fn every_kind_of_health_status_has_its_meaning() {
         use Condition::*;
-        let eds = |status: &str| condition(&format!(r#""eds_health_status": "{status}""#));
-        assert_eq!(["HEALTHY", "UNKNOWN", "A_NEW_ONE", ""].map(eds), [Healthy; 4]);
-        assert_eq!(["UNHEALTHY", "TIMEOUT"].map(eds), [Unhealthy; 2]);
-        assert_eq!((eds("DRAINING"), eds("DEGRADED")), (Draining, Degraded));
-        let flag = |flag: &str| condition(&format!(r#""eds_health_status": "HEALTHY", "{flag}": true"#));
+        let eds = |status: &str| health(&format!(r#""eds_health_status": "{status}""#));
+        assert_eq!(["HEALTHY", "UNKNOWN", "A_NEW_ONE", ""].map(eds), [(false, Healthy); 4]);
+        assert_eq!(["UNHEALTHY", "TIMEOUT"].map(eds), [(false, Unhealthy); 2]);
+        assert_eq!((eds("DRAINING"), eds("DEGRADED")), ((true, Healthy), (false, Degraded)));
+        let flag = |flag: &str| health(&format!(r#""eds_health_status": "HEALTHY", "{flag}": true"#));
         let unhealthy = [
             "failed_active_health_check",
             "failed_outlier_check",
@@ -192,12 +195,15 @@ mod tests {
             "excluded_via_immediate_hc_fail",
             "active_hc_timeout",
         ];
-        assert_eq!(unhealthy.map(flag), [Unhealthy; 5]);
-        assert_eq!(["failed_active_degraded_check", "failed_degraded_outlier_detection"].map(flag), [Degraded; 2]);
-        assert_eq!(flag("pending_dynamic_removal"), Draining);
-        assert_eq!(condition(r#""failed_outlier_check": false"#), Healthy);
-        assert_eq!(condition(r#""eds_health_status": "DEGRADED", "failed_outlier_check": true"#), Unhealthy, "the worst stands");
-        assert_eq!(condition(r#""eds_health_status": "DEGRADED", "pending_dynamic_removal": true"#), Draining);
+        assert_eq!(unhealthy.map(flag), [(false, Unhealthy); 5]);
+        let degraded = ["failed_active_degraded_check", "failed_degraded_outlier_detection"];
+        assert_eq!(degraded.map(flag), [(false, Degraded); 2]);
+        assert_eq!(flag("pending_dynamic_removal"), (true, Healthy));
+        assert_eq!(health(r#""failed_outlier_check": false"#), (false, Healthy));
+        let worst = health(r#""eds_health_status": "DEGRADED", "failed_outlier_check": true"#);
+        assert_eq!(worst, (false, Unhealthy));
+        let both = health(r#""eds_health_status": "DRAINING", "failed_outlier_check": true"#);
+        assert_eq!(both, (true, Unhealthy), "one may be overridden, and then the other holds");
     }
 
     #[test]

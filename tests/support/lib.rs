@@ -15,14 +15,16 @@
     reason = "this crate is only ever part of a test or a benchmark: a panic is how it says that something is wrong"
 )]
 
+pub mod admin;
 pub mod alerts;
 pub mod envoy;
 pub mod gpu;
 pub mod load;
 pub mod wall;
 
+pub use admin::{AdminPage, Listed, Page};
 pub use alerts::Alertmanager;
-pub use envoy::{Envoy, RunningEnvoy, Times};
+pub use envoy::{Endpoint, Envoy, RunningEnvoy, Times};
 pub use gpu::{Counts, Door, Fault, Fleet, Gpu, GpuHost, Seen};
 pub use load::{Abort, Client, Failure, Load, Outcome, Pool, Repeated, Reply, Report, Wire};
 

@@ -81,6 +81,18 @@ impl Bootstrap {
         self.cluster()["load_assignment"]["endpoints"] = json!([{ "lb_endpoints": endpoints }]);
     }
 
+    /// Lets the cluster `gpu` follow the endpoints in this file, in place of its own.
+    pub fn follow_endpoints(&mut self, file: &Path) {
+        let directory = file.parent().expect("a file is in a directory");
+        let cluster = self.cluster();
+        cluster.as_object_mut().expect("a cluster is an object").remove("load_assignment");
+        cluster["type"] = "EDS".into();
+        cluster["eds_cluster_config"]["eds_config"] = json!({
+            "path_config_source": { "path": file, "watched_directory": { "path": directory } },
+            "resource_api_version": "V3",
+        });
+    }
+
     /// Adds a plain cluster.
     pub fn add_cluster(&mut self, name: &str, address: SocketAddr) {
         let socket = json!({ "address": address.ip().to_string(), "port_value": address.port() });
@@ -163,6 +175,12 @@ impl Bootstrap {
             listener["address"] = free.clone();
             listener["stat_prefix"] = listener["name"].clone();
         }
+    }
+
+    /// Puts the admin interface on this address.
+    pub fn set_admin(&mut self, address: SocketAddr) {
+        self.tree["admin"]["address"]["socket_address"] =
+            json!({ "address": address.ip().to_string(), "port_value": address.port() });
     }
 
     /// Moves our balancer's configuration out of the bootstrap: what is left asks for it in `file`. Gives what belongs there.

@@ -6,6 +6,7 @@
 //! ```
 
 mod bootstrap;
+mod endpoints;
 mod process;
 mod running;
 
@@ -16,12 +17,17 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::Fleet;
+use crate::gpu::Port;
 use bootstrap::Bootstrap;
+pub use endpoints::Endpoint;
 pub use process::Times;
 pub use running::RunningEnvoy;
 
 /// The file that a live configuration (see [`Envoy::live`]) is read from, in the directory of the process.
 const LIVE_FILE: &str = "plimsoll.json";
+
+/// The file that endpoints (see [`Envoy::endpoints`]) are read from, in a directory of its own: Envoy's watch on one counts every file in it.
+const ENDPOINTS_FILE: &str = "endpoints/gpu.json";
 
 /// How many Envoys run at once in this process. Each has several busy threads, and the machines that test have two cores.
 static PLACES: std::sync::LazyLock<std::sync::Arc<Semaphore>> =
@@ -41,12 +47,15 @@ pub struct Envoy {
     workers: usize,
     live: bool,
     module: Option<PathBuf>,
+    endpoints: Option<Vec<Endpoint>>,
+    admin: Option<Port>,
 }
 
 impl Envoy {
     /// Reads `envoy/<file>`.
     pub fn new(file: &str) -> Self {
-        Self { bootstrap: Bootstrap::read(&root().join("envoy").join(file)), workers: 2, live: false, module: None }
+        let bootstrap = Bootstrap::read(&root().join("envoy").join(file));
+        Self { bootstrap, workers: 2, live: false, module: None, endpoints: None, admin: None }
     }
 
     /// Puts these hosts into the cluster and into the filter's pool, in this order.
@@ -59,6 +68,24 @@ impl Envoy {
         self.bootstrap.set_endpoints(addresses);
         let hosts: Vec<Value> = addresses.iter().map(|address| json!({ "address": address.to_string() })).collect();
         self.bootstrap.edit_configuration(|configuration| configuration["pools"]["gpu"]["hosts"] = json!(hosts));
+        self
+    }
+
+    /// Makes the cluster one whose hosts come from a file (file EDS), these at first, and leaves the filter's pool without `hosts`; see
+    /// [`RunningEnvoy::set_endpoints`].
+    pub fn endpoints(mut self, endpoints: impl IntoIterator<Item = impl Into<Endpoint>>) -> Self {
+        self.endpoints = Some(endpoints.into_iter().map(Into::into).collect());
+        self.bootstrap.edit_configuration(|configuration| {
+            configuration["pools"]["gpu"].as_object_mut().expect("a pool is an object").remove("hosts");
+        });
+        self
+    }
+
+    /// Adds a cluster `envoy_admin`, which leads to this Envoy's own admin interface.
+    pub fn admin_cluster(mut self) -> Self {
+        let port = Port::reserve(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+        self.bootstrap.add_cluster("envoy_admin", port.address());
+        self.admin = Some(port);
         self
     }
 
@@ -171,7 +198,7 @@ impl Envoy {
     async fn launch(mut self, place: Option<OwnedSemaphorePermit>) -> RunningEnvoy {
         let directory = tempfile::Builder::new().prefix("plimsoll-envoy-").tempdir().expect("a temporary directory");
         self.prepare(directory.path());
-        RunningEnvoy::start(directory, self.workers, place).await
+        RunningEnvoy::start(directory, self.workers, self.admin, place).await
     }
 
     /// Has Envoy check the configuration, which runs the module's own check (`on_configure`) as well.
@@ -187,6 +214,15 @@ impl Envoy {
     /// Writes the bootstrap (and the live configuration) and gives the bootstrap's path.
     fn prepare(&mut self, directory: &Path) -> PathBuf {
         self.bootstrap.on_free_ports();
+        if let Some(port) = &self.admin {
+            self.bootstrap.set_admin(port.address());
+        }
+        if let Some(endpoints) = &self.endpoints {
+            let file = directory.join(ENDPOINTS_FILE);
+            std::fs::create_dir(file.parent().expect("a file is in a directory")).expect("a fresh directory");
+            endpoints::write(&file, endpoints);
+            self.bootstrap.follow_endpoints(&file);
+        }
         if self.bootstrap.has_filter() {
             self.bootstrap.set_module(&self.module.take().unwrap_or_else(process::module));
         }
@@ -202,10 +238,12 @@ impl Envoy {
     }
 }
 
-/// A pool of these hosts and keys; hosts among the keys win.
+/// A pool of these hosts, if any, and keys; hosts among the keys win.
 fn pool_of(hosts: Value, mut keys: Value) -> Value {
     let object = keys.as_object_mut().unwrap_or_else(|| panic!("a pool is an object"));
-    object.entry("hosts").or_insert(hosts);
+    if !hosts.is_null() {
+        object.entry("hosts").or_insert(hosts);
+    }
     keys
 }
 

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::process::{ADMIN_ADDRESS, Process, Times};
-use super::{LIVE_FILE, pool_of};
+use super::{ENDPOINTS_FILE, Endpoint, LIVE_FILE, endpoints, pool_of};
+use crate::gpu::Port;
 use crate::{Client, DEADLINE, Pool, Reply, Target, eventually};
 
 /// Loading the module takes a second or two on a busy machine, once for each thread.
@@ -22,6 +23,8 @@ pub struct RunningEnvoy {
     directory: TempDir,
     admin: SocketAddr,
     listeners: BTreeMap<String, SocketAddr>,
+    /// Nobody else is given the admin's port while Envoy starts and ends.
+    _admin_port: Option<Port>,
     /// Given back after the process has ended: fields are dropped in order.
     _place: Option<OwnedSemaphorePermit>,
 }
@@ -34,10 +37,16 @@ impl Target for RunningEnvoy {
 }
 
 impl RunningEnvoy {
-    pub(super) async fn start(directory: TempDir, workers: usize, place: Option<OwnedSemaphorePermit>) -> Self {
+    pub(super) async fn start(
+        directory: TempDir,
+        workers: usize,
+        admin_port: Option<Port>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Self {
         let process = Process::start(directory.path(), workers);
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut envoy = Self { process, directory, admin: nowhere, listeners: BTreeMap::new(), _place: place };
+        let (admin, listeners) = (nowhere, BTreeMap::new());
+        let mut envoy = Self { process, directory, admin, listeners, _admin_port: admin_port, _place: place };
         let started = Instant::now();
         while !envoy.serves().await {
             if let Some(status) = envoy.process.ended() {
@@ -89,6 +98,11 @@ impl RunningEnvoy {
         reply.json()
     }
 
+    /// What the filter says of the pool `gpu`; null before it knows it.
+    pub async fn pool_status(&self) -> Value {
+        self.status().await["pools"]["gpu"].take()
+    }
+
     /// What the filter says of the hosts of the pool `gpu`, in its order.
     pub async fn books(&self) -> Vec<Value> {
         let status = self.status().await;
@@ -100,18 +114,25 @@ impl RunningEnvoy {
         self.books().await.into_iter().map(|mut host| host[name].take()).collect()
     }
 
-    /// Waits until what the filter says of the hosts of the pool `gpu` is so, and gives it; panics with it after [`DEADLINE`].
-    pub async fn until(&self, what: &str, so: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    /// Waits until what the filter says of the pool `gpu` is so, and gives it; panics with it after [`DEADLINE`].
+    pub async fn until_pool(&self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let status = self.status().await;
+            let mut status = self.status().await;
+            let pool = &mut status["pools"]["gpu"];
             // The first tick makes the books.
-            if let Some(books) = status["pools"]["gpu"]["hosts"].as_array().filter(|books| so(books)) {
-                return books.clone();
+            if pool.is_object() && so(pool) {
+                return pool.take();
             }
             assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}; it says {status:#}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// Waits until what the filter says of the hosts of the pool `gpu` is so, and gives it; panics with it after [`DEADLINE`].
+    pub async fn until(&self, what: &str, so: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        let pool = self.until_pool(what, |pool| pool["hosts"].as_array().is_some_and(|books| so(books))).await;
+        pool["hosts"].as_array().cloned().unwrap_or_default()
     }
 
     /// Waits until a host of the pool `gpu` is in this state, and gives what the filter says of it then.
@@ -196,6 +217,17 @@ impl RunningEnvoy {
             }
         }
         panic!("{connections} connections a hundred times over, all on one worker: has this Envoy two?")
+    }
+
+    /// Replaces the endpoints of the cluster `gpu` (needs [`super::Envoy::endpoints`]), waits until Envoy has taken them up, and says
+    /// when they were written.
+    pub async fn set_endpoints(&self, endpoints: impl IntoIterator<Item = impl Into<Endpoint>>) -> Instant {
+        let endpoints: Vec<Endpoint> = endpoints.into_iter().map(Into::into).collect();
+        let taken = self.stat("cluster.gpu.update_success").await;
+        let written = Instant::now();
+        endpoints::write(&self.directory.path().join(ENDPOINTS_FILE), &endpoints);
+        eventually("Envoy has taken up the new endpoints", async || self.stat("cluster.gpu.update_success").await > taken).await;
+        written
     }
 
     /// Replaces the filter's whole configuration, atomically (needs [`super::Envoy::live`]), and waits until Envoy has taken it up

@@ -22,7 +22,7 @@ pub(super) struct Wanted {
 }
 
 /// A port that stays the host's while nobody listens on it.
-pub(super) struct Port {
+pub(crate) struct Port {
     address: SocketAddr,
     /// Bound and never listening: connections are refused, and no other process is given the port.
     _held: TcpSocket,

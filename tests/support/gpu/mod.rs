@@ -35,6 +35,7 @@ pub use fault::{Door, Fault};
 pub use fleet::Fleet;
 
 use books::Books;
+pub(crate) use line::Port;
 use line::Wanted;
 
 /// What a host is to be: its slots, its speed and its work. The default: one slot, speed 1, no work.
@@ -142,7 +143,7 @@ impl GpuHost {
     /// # Errors
     /// The address cannot be bound.
     pub async fn start_at(address: SocketAddr, spec: Gpu) -> std::io::Result<Self> {
-        let port = line::Port::reserve(address)?;
+        let port = Port::reserve(address)?;
         let host = Self(Arc::new(Shared {
             address: port.address(),
             slots: Arc::new(Semaphore::new(spec.slots)),

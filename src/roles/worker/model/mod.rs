@@ -10,7 +10,6 @@ mod world;
 
 use proptest::prelude::*;
 
-use crate::core::membership::Condition;
 use crate::roles::fake::Call;
 use world::World;
 
@@ -40,8 +39,17 @@ struct Entry {
     drain: bool,
 }
 
+/// What Envoy says of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Said {
+    Healthy,
+    Degraded,
+    Draining,
+    Unhealthy,
+}
+
 /// What Envoy's cluster has.
-type Cluster = [Option<Condition>; ADDRESSES.len()];
+type Cluster = [Option<Said>; ADDRESSES.len()];
 
 /// How a stream ends.
 #[derive(Clone, Copy, Debug)]
@@ -114,13 +122,13 @@ fn wanted() -> impl Strategy<Value = Wanted> {
 }
 
 fn cluster() -> impl Strategy<Value = Cluster> {
-    let condition = prop_oneof![
-        5 => Just(Condition::Healthy),
-        1 => Just(Condition::Degraded),
-        1 => Just(Condition::Draining),
-        1 => Just(Condition::Unhealthy),
+    let said = prop_oneof![
+        5 => Just(Said::Healthy),
+        1 => Just(Said::Degraded),
+        1 => Just(Said::Draining),
+        1 => Just(Said::Unhealthy),
     ];
-    prop::array::uniform4(prop::option::weighted(0.7, condition))
+    prop::array::uniform4(prop::option::weighted(0.7, said))
 }
 
 fn event() -> impl Strategy<Value = Event> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{ADDRESSES, How, POOL, STRANGER, Wanted};
 use crate::config::Role;
 use crate::core::address::Address;
-use crate::core::membership::{Condition, Membership};
+use crate::core::membership::Membership;
 use crate::core::record::Seat;
 use crate::core::time::Instant;
 use crate::host::{Host, Map};
@@ -111,10 +111,9 @@ impl Wanted {
             return (!self.discovers || !written.is_empty()).then(|| eligible.collect());
         };
         let is_there = |address: &&str| members.members().iter().find(|member| member.address.to_string() == *address);
-        let here = ADDRESSES.into_iter().filter_map(|address| Some((address, is_there(&address)?.condition)));
-        let drains =
-            |address, condition| condition == Condition::Draining || written.get(address).is_some_and(|entry| entry.drain);
-        let eligible = here.filter(|(address, condition)| !drains(*address, *condition));
+        let here = ADDRESSES.into_iter().filter_map(|address| Some((address, is_there(&address)?.drains)));
+        let is_drained = |address: &str| written.get(address).is_some_and(|entry| entry.drain);
+        let eligible = here.filter(|(address, drains)| !drains && !is_drained(address));
         Some(eligible.map(|(address, _)| (address, written.get(address).map_or(SLOTS, |entry| entry.slots))).collect())
     }
 
