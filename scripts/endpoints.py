@@ -13,7 +13,7 @@ def is_port(text):
 def parse(text):
     """A host's address as Plimsoll writes it, or a ValueError. No names: EDS resolves none."""
     ip, colon, port = text.strip().rpartition(":")
-    wrong = ValueError(f"{text!r} is not an IP address and a port in 1..=65535, such as 10.0.0.1:8188 or [fd00::1]:8188")
+    wrong = ValueError(f"{text!r} is not an IP address and a port in 1..=65535, such as 10.0.0.1:8188 or [fd00::1]:8188 (names are not resolved here)")
     bracketed = ip.startswith("[") and ip.endswith("]")
     try:
         address = ipaddress.ip_address(ip[1:-1] if bracketed else ip)

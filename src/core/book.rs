@@ -64,7 +64,7 @@ impl Declared {
     fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for host in &self.hosts {
-            (host.address, host.weight.to_bits(), host.max_in_flight, host.drain).hash(&mut hasher);
+            (host.address, host.weight.to_bits(), host.max_in_flight, host.drain, host.is_reserve).hash(&mut hasher);
         }
         let Score { in_flight_weight, latency_weight, target_latency } = self.score;
         (in_flight_weight.to_bits(), latency_weight.to_bits(), target_latency).hash(&mut hasher);
@@ -397,7 +397,7 @@ impl Book {
 }
 
 fn unnamed(address: Address) -> Named {
-    Named { address, weight: 1.0, max_in_flight: 0, drain: false }
+    Named { address, weight: 1.0, max_in_flight: 0, drain: false, is_reserve: false }
 }
 
 #[cfg(test)]

@@ -60,8 +60,11 @@ pub struct Why {
     pub latency: f64,
     /// What the failures make of both.
     pub penalty: f64,
-    /// The next best host, by its index in the configuration, and its score; not told of a trial, which is not chosen by its score.
+    /// The next best host, by its index in the configuration, and its score, with [`super::roster::BEHIND`] or [`FULL`] where that is why it is not the
+    /// best; not told of a trial, which is not chosen by its score.
     pub runner_up: Option<(usize, f64)>,
+    /// How many hosts were only to be chosen where no other has a free slot.
+    pub held_back: usize,
 }
 
 /// Whether the request takes a slot.
@@ -106,7 +109,7 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
     let wanted = if pool.explain == Explain::Off { named } else { named.max(2) };
     let best = best(&mut scores, lowest, wanted, band, random);
     let places: Vec<&Place> = trial.iter().chain(best.iter().filter_map(|at| roster.serving().get(*at))).collect();
-    let why = if pool.explain == Explain::Off { None } else { why(&places, trial.is_some(), load) };
+    let why = if pool.explain == Explain::Off { None } else { why(&places, trial.is_some(), roster, load) };
     let mut hosts: Vec<usize> = places.iter().take(named).map(|place| place.host).collect();
     if hosts.is_empty() && kind == Kind::Other {
         // Better than none, and no job.
@@ -136,12 +139,13 @@ fn no_host(roster: &Roster, now: Instant) -> Decision {
     Decision::NoHost(wait.clamp(RETRY_AFTER.0, RETRY_AFTER.1))
 }
 
-fn why(places: &[&Place], is_trial: bool, load: impl Fn(u32) -> u32) -> Option<Why> {
+fn why(places: &[&Place], is_trial: bool, roster: &Roster, load: impl Fn(u32) -> u32) -> Option<Why> {
     let chosen = places.first()?;
     let placed = load(chosen.slot);
     let jobs = score::of_jobs(placed, chosen.per_job);
-    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, own_score(place, load(place.slot))));
-    Some(Why { score: own_score(chosen, placed), jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
+    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, score_of(place, load(place.slot))));
+    let held_back = roster.serving().iter().filter(|place| place.behind > 0.0).count();
+    Some(Why { held_back, score: own_score(chosen, placed), jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
 }
 
 /// The score of a host with this load; [`FULL`] or more if that leaves no slot free.

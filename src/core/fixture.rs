@@ -29,7 +29,7 @@ pub fn address(host: usize) -> Address {
 
 /// A host of weight 1 as a configuration names it.
 pub fn named(host: usize) -> Named {
-    Named { address: address(host), weight: 1.0, max_in_flight: 4, drain: false }
+    Named { address: address(host), weight: 1.0, max_in_flight: 4, drain: false, is_reserve: false }
 }
 
 /// A record of the pool's hosts in their order.

@@ -100,26 +100,57 @@ impl Membership {
     }
 
     /// The pool with these hosts. Envoy's weights are relative: the least counts 1. Hosts behind the first priority are reserves, as degraded ones are.
-    /// What was written of a host stands above what Envoy says.
+    /// What was written of a host stands in the place of what Envoy says; so a weight is one of Envoy's, and keeps its proportion to the others
+    /// whichever of them come and go.
     pub fn pool(&self, configured: &Pool) -> Pool {
         let least = self.0.iter().map(|member| member.weight).min().unwrap_or(1).max(1);
         let first = self.0.iter().map(|member| member.priority).min().unwrap_or_default();
         let entries: BTreeMap<Address, &Entry> = configured.entries.iter().map(|entry| (entry.address, entry)).collect();
         configured.with_hosts(self.0.iter().map(|member| {
             let mut host = Host::new(member.address, configured.max_in_flight);
-            host.weight = (member.weight as f32 / least as f32).clamp(*WEIGHTS.start(), *WEIGHTS.end());
+            host.weight = member.weight as f32;
             host.drain = member.drains;
             host.is_reserve = member.condition == Condition::Degraded || member.priority > first;
-            match entries.get(&member.address) {
-                Some(entry) => host.overridden(entry),
-                None => host,
+            if let Some(entry) = entries.get(&member.address) {
+                host = host.overridden(entry);
             }
+            host.weight = (host.weight / least as f32).clamp(*WEIGHTS.start(), *WEIGHTS.end());
+            host
         }))
     }
 
-    /// Writes down what Envoy holds of the hosts that are in the record. Gives whether that was news.
-    pub fn report(&self, record: &mut Record, now: Instant) -> bool {
-        let mut is_news = false;
+    /// What is new since another membership, in words for the log: who came, who left, and of whom Envoy says something else.
+    pub fn changes(&self, before: Option<&Membership>) -> Vec<String> {
+        let by_address = |membership: &Membership| -> BTreeMap<Address, Member> {
+            membership.0.iter().map(|member| (member.address, *member)).collect()
+        };
+        let (before, now) = (before.map(by_address).unwrap_or_default(), by_address(self));
+        let both = || now.values().filter_map(|member| Some((before.get(&member.address)?, member)));
+        let those = |is_it: &dyn Fn(&Member, &Member) -> bool| -> Vec<Address> {
+            both().filter(|(then, now)| is_it(then, now)).map(|(_, now)| now.address).collect()
+        };
+        let less = |these: &BTreeMap<Address, Member>, those: &BTreeMap<Address, Member>| -> Vec<Address> {
+            these.keys().filter(|address| !those.contains_key(address)).copied().collect()
+        };
+        let changes = [
+            ("came", less(&now, &before)),
+            ("left", less(&before, &now)),
+            ("drains", those(&|then, now| !then.drains && now.drains)),
+            ("drains no more", those(&|then, now| then.drains && !now.drains)),
+            ("has another weight", those(&|then, now| then.weight != now.weight)),
+            ("is degraded", those(&|then, now| then.condition != now.condition && now.condition == Condition::Degraded)),
+            ("is degraded no more", those(&|then, now| then.condition != now.condition && then.condition == Condition::Degraded)),
+        ];
+        changes
+            .into_iter()
+            .filter(|(_, addresses)| !addresses.is_empty())
+            .map(|(what, addresses)| named(&addresses, what))
+            .collect()
+    }
+
+    /// Writes down what Envoy holds of the hosts that are in the record. Gives those that were called strangers and are there.
+    pub fn report(&self, record: &mut Record, now: Instant) -> Vec<Address> {
+        let mut acquitted = Vec::new();
         let unhealthy: BTreeMap<Address, bool> =
             self.0.iter().map(|member| (member.address, member.condition == Condition::Unhealthy)).collect();
         for slot in 0..record.header.hosts {
@@ -127,11 +158,22 @@ impl Membership {
                 continue;
             };
             let word = unhealthy.get(&host.address());
-            is_news |= health::report_at(record, slot, Watcher::Envoy, word.copied().unwrap_or(false), now);
-            is_news |= word.is_some() && stranger::acquit(record, slot, now);
+            health::report_at(record, slot, Watcher::Envoy, word.copied().unwrap_or(false), now);
+            if word.is_some() && stranger::acquit(record, slot, now) {
+                acquitted.push(host.address());
+            }
         }
-        is_news
+        acquitted
     }
+}
+
+/// `a, b and 3 more did this`.
+fn named(addresses: &[Address], what: &str) -> String {
+    const MOST: usize = 8;
+    let named: Vec<String> = addresses.iter().take(MOST).map(Address::to_string).collect();
+    let more = addresses.len().saturating_sub(MOST);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more} {what}", named.join(", "))
 }
 
 #[cfg(test)]
@@ -174,6 +216,37 @@ mod tests {
     }
 
     #[test]
+    fn what_is_new_is_said_in_words() {
+        let before = Membership::new([
+            member(1, 1, Condition::Healthy),
+            member(2, 1, Condition::Degraded),
+            draining(3, 1),
+            member(4, 1, Condition::Healthy),
+        ]);
+        let now = Membership::new([
+            draining(1, 1),
+            member(2, 2, Condition::Healthy),
+            member(3, 1, Condition::Degraded),
+            member(5, 1, Condition::Healthy),
+        ]);
+        let changes = now.changes(Some(&before));
+        let expected = [
+            "10.0.0.6:80 came",
+            "10.0.0.5:80 left",
+            "10.0.0.2:80 drains",
+            "10.0.0.4:80 drains no more",
+            "10.0.0.3:80 has another weight",
+            "10.0.0.4:80 is degraded",
+            "10.0.0.3:80 is degraded no more",
+        ];
+        assert_eq!(changes, expected);
+        assert_eq!(now.changes(Some(&now)), [""; 0]);
+        let many = Membership::new((0..10).map(|host| member(host, 1, Condition::Healthy)));
+        let shown = many.changes(None).join("; ");
+        assert!(shown.starts_with("10.0.0.1:80, 10.0.0.2:80, ") && shown.ends_with(", 10.0.0.8:80 and 2 more came"), "{shown}");
+    }
+
+    #[test]
     fn of_an_address_that_is_there_twice_the_better_word_stands() {
         let members = Membership::new([member(1, 1, Condition::Unhealthy), draining(1, 1), member(1, 1, Condition::Degraded)]);
         assert_eq!(members.members(), [member(1, 1, Condition::Healthy)]);
@@ -182,7 +255,7 @@ mod tests {
     #[test]
     fn what_was_written_of_a_host_stands_above_what_envoy_says() {
         let first = address(1);
-        let entry = format!(r#"{{"address": "{first}", "weight": 5, "max_in_flight": 7, "drain": true}}"#);
+        let entry = format!(r#"{{"address": "{first}", "weight": 50, "max_in_flight": 7, "drain": true}}"#);
         let configured = pool(&format!(r#"{DISCOVERY}, "max_in_flight": 3, "hosts": [{entry}, {{"address": "10.9.9.9:1"}}]"#));
         assert!(configured.awaits_membership);
         let members =
@@ -194,9 +267,9 @@ mod tests {
             .iter()
             .map(|host| (host.address, host.weight, host.max_in_flight, host.drain, host.is_reserve))
             .collect();
-        let expected = [(address(1), 5.0, 7, true, false), (address(2), 1.0, 3, true, false), (address(3), 3.0, 3, false, true)];
+        let expected = [(address(1), 0.5, 7, true, false), (address(2), 1.0, 3, true, false), (address(3), 3.0, 3, false, true)];
         assert_eq!(shown, expected);
-        assert_eq!(running.hosts[0].per_job, f64::from(0.7f32) / 5.0);
+        assert_eq!(running.hosts[0].per_job, f64::from(0.7f32) / 0.5);
     }
 
     #[test]
@@ -204,6 +277,17 @@ mod tests {
         let configured = pool(&format!(r#"{DISCOVERY}, "hosts": [{{"address": "{}", "drain": false}}]"#, address(2)));
         let running = Membership::new([member(1, 1, Condition::Healthy), draining(2, 4)]).pool(&configured);
         assert_eq!((running.hosts[1].weight, running.hosts[1].drain), (4.0, false));
+    }
+
+    #[test]
+    fn a_weight_that_was_written_keeps_its_proportion_to_envoys_whoever_comes_and_goes() {
+        let configured = pool(&format!(r#"{DISCOVERY}, "hosts": [{{"address": "{}", "weight": 4}}]"#, address(2)));
+        let weights = |members: &[Member]| -> Vec<f32> {
+            Membership::new(members.iter().copied()).pool(&configured).hosts.iter().map(|host| host.weight).collect()
+        };
+        let [light, written, heavy] = [(1, 1), (2, 4), (3, 4)].map(|(host, weight)| member(host, weight, Condition::Healthy));
+        assert_eq!(weights(&[light, written, heavy]), [1.0, 4.0, 4.0]);
+        assert_eq!(weights(&[written, heavy]), [1.0, 1.0]);
     }
 
     #[test]
@@ -226,12 +310,15 @@ mod tests {
         let configured = pool(DISCOVERY);
         let members = Membership::new([member(1, 1, Condition::Unhealthy), member(2, 1, Condition::Healthy)]);
         let mut record = record_of(&members.pool(&configured));
-        assert!(members.report(&mut record, at(1.0)));
-        assert!(!members.report(&mut record, at(1.0)));
+        let standing = |record: &Record| record.header.standing;
+        members.report(&mut record, at(1.0));
+        let before = standing(&record);
+        assert_eq!(members.report(&mut record, at(1.0)), []);
+        assert_eq!(standing(&record), before, "it was no news");
         let states: Vec<State> = record.hosts().map(|host| host.state(at(1.0))).collect();
         assert_eq!(states, [State::Unhealthy, State::Serving]);
         let better = Membership::new([member(2, 1, Condition::Healthy)]);
-        assert!(better.report(&mut record, at(1.0)), "what Envoy does not have any more is not unhealthy");
-        assert_eq!(record.host(0).unwrap().state(at(1.0)), State::Serving);
+        better.report(&mut record, at(1.0));
+        assert_eq!(record.host(0).unwrap().state(at(1.0)), State::Serving, "what Envoy does not have any more is not unhealthy");
     }
 }

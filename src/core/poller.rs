@@ -55,13 +55,15 @@ impl Poller {
         interval * 2u32.pow(self.failures.min(MOST_DOUBLINGS))
     }
 
-    /// The question was answered, well or not.
-    pub fn answered(&mut self, is_well: bool, interval: Duration, now: Instant) {
+    /// The question was answered, well or not. Gives whether the one before had failed.
+    pub fn answered(&mut self, is_well: bool, interval: Duration, now: Instant) -> bool {
         self.open = None;
+        let had_failed = self.failures > 0;
         self.failures = if is_well { 0 } else { self.failures.saturating_add(1) };
         if !is_well {
             self.due = now + self.spaced(interval);
         }
+        had_failed
     }
 }
 

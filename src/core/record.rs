@@ -22,7 +22,7 @@ use super::health::Trial;
 use super::time::Instant;
 use crate::config;
 
-use layout::{DRAIN, MAGIC, PAST, RETIRED};
+use layout::{DRAIN, MAGIC, PAST, RESERVE, RETIRED};
 pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, STRANGER, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
 pub use layout::{Front, Header, Host, VERSION, Worker};
 
@@ -37,12 +37,15 @@ pub struct Named {
     pub max_in_flight: u32,
     /// No new jobs.
     pub drain: bool,
+    /// Only where no other host has a free slot.
+    pub is_reserve: bool,
 }
 
 impl config::Host {
     /// The part of it that the record shows.
     pub fn named(&self) -> Named {
-        Named { address: self.address, weight: self.weight, max_in_flight: self.max_in_flight, drain: self.drain }
+        let Self { address, weight, max_in_flight, drain, is_reserve, .. } = *self;
+        Named { address, weight, max_in_flight, drain, is_reserve }
     }
 }
 
@@ -273,6 +276,7 @@ impl Record {
         self.with_host(slot, |host| {
             (host.weight, host.max_in_flight) = (named.weight, named.max_in_flight);
             host.set_flag(DRAIN, named.drain);
+            host.set_flag(RESERVE, named.is_reserve);
         });
         self.header.stands_anew();
     }

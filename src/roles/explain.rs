@@ -2,6 +2,7 @@
 
 use crate::config::{Explain, Pool};
 use crate::core::choice::{Chosen, FULL, Kind};
+use crate::core::roster::BEHIND;
 use crate::host::Host;
 
 /// Who served.
@@ -34,7 +35,15 @@ pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind) -> String {
         line.push_str(" runner_up=");
         line.push_str(&host.text);
         line.push_str(" runner_up_score=");
-        if score < FULL { push(&mut line, score) } else { line.push_str("full") }
+        match score {
+            FULL.. => line.push_str("full"),
+            BEHIND.. => line.push_str("held_back"),
+            _ => push(&mut line, score),
+        }
+    }
+    if why.held_back > 0 {
+        line.push_str(" held_back=");
+        push_whole(&mut line, why.held_back as u64);
     }
     line.push_str(" waited_ms=0");
     line
@@ -82,6 +91,7 @@ pub fn say(host: &impl Host, mut why: String, to: Explain, served: Option<&[u8]>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::choice::Why;
     use proptest::prelude::*;
 
     fn pushed(value: f64) -> String {
@@ -96,6 +106,19 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(pushed(value), text);
         }
+    }
+
+    #[test]
+    fn a_runner_up_that_is_full_or_held_back_is_said_to_be_so() {
+        let pool = crate::core::fixture::pool_of(2, "");
+        let line = |score, held_back| {
+            let why = Why { score: 2.0, jobs: 1.4, latency: 0.6, penalty: 1.0, runner_up: Some((1, score)), held_back };
+            chosen(&pool, &Chosen { hosts: vec![0], trial: None, why: Some(why) }, Kind::Job)
+        };
+        let tail = |line: String| line.split_once("runner_up_score=").unwrap().1.to_owned();
+        assert_eq!(tail(line(3.0, 0)), "3.000 waited_ms=0");
+        assert_eq!(tail(line(BEHIND + 0.7, 1)), "held_back held_back=1 waited_ms=0");
+        assert_eq!(tail(line(FULL + BEHIND + 0.7, 2)), "full held_back=2 waited_ms=0");
     }
 
     proptest! {

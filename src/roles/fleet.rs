@@ -15,7 +15,6 @@ use super::shared;
 use super::watch::Purpose;
 use super::worker::{Change, Read, Worker};
 use crate::config::{Discovery, Pool};
-use crate::core::address::Address;
 use crate::core::membership::Membership;
 use crate::core::poller::Poller;
 use crate::host::{Fault, Host, Level};
@@ -23,9 +22,6 @@ use crate::telemetry::clusters::{self, MOST_BYTES};
 
 /// Envoy's admin page of the largest pool takes some hundredths of a second.
 const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Most hosts that a line of the log names.
-const MOST_NAMED: usize = 8;
 
 /// What a worker knows of a pool's membership.
 #[derive(Default)]
@@ -121,7 +117,7 @@ impl<H: Host> Worker<H> {
         let headers = [(":method", "GET"), (":path", path.as_str()), (":authority", discovery.cluster.as_str())];
         match self.host.call(&discovery.cluster, &headers, b"", TIMEOUT) {
             Ok(token) => self.calls(token, Purpose::Poll { pool: name.clone() }),
-            Err(_) => self.poll_failed(name, "Envoy has no such cluster, or cannot reach it"),
+            Err(_) => self.poll_failed(name, "there is no such cluster, or nobody answers there"),
         }
     }
 
@@ -136,8 +132,10 @@ impl<H: Host> Worker<H> {
         match self.read_page(name, status, size) {
             Ok(members) => {
                 let now = self.host.now();
-                if let Some(books) = self.books.get_mut(name) {
-                    books.fleet.poller.answered(true, discovery.interval, now);
+                let had_failed =
+                    self.books.get_mut(name).is_some_and(|books| books.fleet.poller.answered(true, discovery.interval, now));
+                if had_failed {
+                    self.host.log(Level::Info, &format!("plimsoll: pool {name}: its hosts are read again"));
                 }
                 self.count(format!("polls;pool={name};outcome=read"));
                 if let Err(fault) = self.publish(name, members) {
@@ -155,6 +153,7 @@ impl<H: Host> Worker<H> {
                 Some(page) => clusters::read(&page, name),
                 None => Err("the answer is empty".to_owned()),
             },
+            Some(b"503") => Err("the answer was 503, which is Envoy's own where nobody answers there".to_owned()),
             Some(b"504") => Err(format!("no answer within {} s, or a status of 504", TIMEOUT.as_secs())),
             Some(status) => Err(format!("the answer was {}", String::from_utf8_lossy(status))),
             None => Err("the answer was cut off, or longer than Envoy keeps".to_owned()),
@@ -204,38 +203,38 @@ impl<H: Host> Worker<H> {
             if record.header.leader != id {
                 return Change::Leave(None);
             }
-            members.report(record, now);
+            let acquitted = members.report(record, now);
             let header = &mut record.header;
             if is_news || header.members == 0 {
                 header.members = header.members.wrapping_add(1).max(1);
             }
             (header.followed, header.discovered) = (now.0, members.members().len() as u32);
-            Change::Store(header.revision())
+            Change::Store(Some((header.revision(), acquitted)))
         })?;
-        if let (Some(_), Some(books)) = (followed, self.books.get_mut(name)) {
-            books.fleet.revision = followed;
-            self.say_what_changed(name, before.as_deref(), &members);
+        let Some((revision, acquitted)) = followed else {
+            return Ok(());
+        };
+        if let Some(books) = self.books.get_mut(name) {
+            books.fleet.revision = revision;
+        }
+        self.say_what_changed(name, before.as_deref(), &members);
+        if let Some(address) = acquitted.first() {
+            self.say("passed over", Level::Warn, || {
+                format!(
+                    "pool {name}: Envoy has {address}, and sent a job that was for it elsewhere: was it away for a moment? If not, does the \
+                     cluster's override_host policy read our header?"
+                )
+            });
         }
         Ok(())
     }
 
     fn say_what_changed(&self, name: &str, before: Option<&Membership>, now: &Membership) {
-        let addresses = |members: &Membership| members.members().iter().map(|member| member.address).collect::<Vec<_>>();
-        let (before, after) = (before.map(addresses).unwrap_or_default(), addresses(now));
-        let less = |these: &[Address], those: &[Address]| -> Vec<Address> {
-            these.iter().filter(|address| those.binary_search(address).is_err()).copied().collect()
-        };
-        let mut changes = Vec::new();
-        for (addresses, what) in [(less(&after, &before), "came"), (less(&before, &after), "left")] {
-            if !addresses.is_empty() {
-                let named: Vec<String> = addresses.iter().take(MOST_NAMED).map(Address::to_string).collect();
-                let more = addresses.len().saturating_sub(MOST_NAMED);
-                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-                changes.push(format!("{}{more} {what}", named.join(", ")));
-            }
-        }
+        let changes = now.changes(before);
         if !changes.is_empty() {
-            let line = format!("plimsoll: pool {name}: Envoy's cluster has {} hosts: {}", after.len(), changes.join("; "));
+            let (hosts, changes) = (now.members().len(), changes.join("; "));
+            let word = if hosts == 1 { "host" } else { "hosts" };
+            let line = format!("plimsoll: pool {name}: Envoy's cluster has {hosts} {word}: {changes}");
             self.host.log(Level::Info, &line);
         }
     }

@@ -124,7 +124,7 @@ pub fn read(page: &[u8], cluster: &str) -> Result<Membership, String> {
     let page: Page =
         serde_json::from_slice(page).map_err(|error| format!("the answer is not Envoy's list of clusters ({error})"))?;
     let Some(ours) = page.cluster_statuses.iter().find(|status| status.name == cluster) else {
-        return Err("Envoy has no such cluster".to_owned());
+        return Err(format!("Envoy has no cluster named {cluster:?}, or it is not warm yet"));
     };
     let hosts = ours.host_statuses.len();
     if hosts > MOST_HOSTS {
@@ -210,8 +210,8 @@ mod tests {
     fn a_cluster_without_hosts_is_empty_and_one_that_is_not_there_is_not() {
         assert_eq!(read_hosts(&[]), Ok(Vec::new()));
         assert_eq!(read(br#"{"cluster_statuses": [{"name": "gpu"}]}"#, "gpu"), Ok(Membership::default()));
-        assert_eq!(read(b"{}", "gpu"), Err("Envoy has no such cluster".to_owned()));
-        assert_eq!(read(page(&[]).as_bytes(), "gp"), Err("Envoy has no such cluster".to_owned()));
+        assert_eq!(read(b"{}", "gpu"), Err("Envoy has no cluster named \"gpu\", or it is not warm yet".to_owned()));
+        assert_eq!(read(page(&[]).as_bytes(), "gp"), Err("Envoy has no cluster named \"gp\", or it is not warm yet".to_owned()));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Every job goes to the least loaded host.
 
+use std::time::Duration;
+
 use serde_json::json;
 use support::{Client, Envoy, Fleet, Gpu, Load};
 
@@ -49,6 +51,26 @@ async fn a_host_four_times_slower_gets_what_the_score_allows_it() {
     let seen = mean_of_fast - jobs[3] as f64;
     assert!((seen - expected).abs() <= 1.5, "{jobs:?}: {seen} less than the others, by the latencies {latencies:?}: {expected}");
     assert!(expected > 2.0, "the slow host did not look slow: {latencies:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_was_slow_and_then_idle_gets_its_share_again_and_no_burst() {
+    let fleet = Fleet::start(4, Gpu::new().slots(64).work_ms(20)).await;
+    let score = json!({"in_flight_weight": 0.5, "latency_weight": 0.5, "target_latency_ms": 20});
+    let keys = json!({"score": score, "ewma": {"time_constant_ms": 1000}});
+    let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(keys).start().await;
+    fleet[0].set_speed(0.05);
+    Load::burst(16).http2(4).run(&envoy).await.assert_served();
+    fleet[0].set_speed(1.0);
+    // The others serve meanwhile; it gets none while it looks slow, and nothing but time tells otherwise.
+    fleet.clear_books();
+    Load::burst(12).http2(4).run(&envoy).await.assert_served();
+    assert_eq!(fleet.jobs(), [0, 4, 4, 4]);
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    fleet.clear_books();
+    Load::burst(40).http2(4).run(&envoy).await.assert_served();
+    let jobs = fleet.jobs();
+    assert!((8..=12).contains(&jobs[0]), "{jobs:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -206,7 +206,7 @@ async fn what_is_written_of_a_host_goes_before_what_envoy_says_and_a_host_that_e
     let told = Told::start_before_the_page(3, Gpu::new().slots(100), json!({})).await;
     let [one, two, three] = told.fleet.addresses()[..] else { unreachable!("three hosts") };
     let hosts = json!([
-        {"address": one.to_string(), "weight": 2, "max_in_flight": 7},
+        {"address": one.to_string(), "weight": 8, "max_in_flight": 7},
         {"address": two.to_string(), "drain": true},
         {"address": "127.0.0.1:9", "weight": 1000},
     ]);

@@ -205,6 +205,8 @@ pub(in crate::core) const FAILS_PROBES: u16 = 1 << 5;
 /// Envoy says that the host is not well.
 pub(in crate::core) const FAILS_ENVOY: u16 = 1 << 6;
 
+/// The configuration, or Envoy, says: only where no other host has a free slot.
+pub(super) const RESERVE: u16 = 1 << 11;
 /// Ejected, because Envoy does not know it.
 pub(in crate::core) const STRANGER: u16 = 1 << 10;
 /// The host has a past: it stands behind the entries.
@@ -258,6 +260,11 @@ impl Host {
     /// Whether the host takes no new jobs: told to drain, or retired.
     pub fn is_draining(&self) -> bool {
         self.has_flag(DRAIN | RETIRED)
+    }
+
+    /// Whether the host is only to be chosen where no other has a free slot.
+    pub fn is_reserve(&self) -> bool {
+        self.has_flag(RESERVE)
     }
 
     pub(in crate::core) fn has_flag(&self, flags: u16) -> bool {

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::config::Role;
+use crate::core::address::Address;
 use crate::core::fixture::address;
 use crate::core::health::State;
 use crate::core::record::Record;
@@ -156,7 +157,7 @@ fn whatever_is_no_list_of_hosts_keeps_the_last_one_and_is_counted() {
     let long = "x".repeat(MOST_BYTES + 1);
     let answers = [
         (Some("200"), "nonsense", "is not Envoy's list of clusters"),
-        (Some("200"), "{}", "Envoy has no such cluster"),
+        (Some("200"), "{}", "Envoy has no cluster named \"gpu\""),
         (Some("200"), "", "the answer is empty"),
         (Some("200"), long.as_str(), "at most 4194304 are read"),
         (Some("404"), "", "the answer was 404"),

@@ -135,7 +135,9 @@ impl<H: Host> Worker<H> {
 
     fn say_if_overruled(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
         let lease = self.books.get(pool_name).and_then(|books| books.book.lease(stream));
-        let Some(named) = lease.filter(|lease| lease.is_overruled(now_at)).and_then(|lease| lease.address) else {
+        // Where Envoy's cluster is followed, the next look says whether the host has gone.
+        let is_clear = |lease: &&Lease| lease.is_overruled(now_at) && lease.pool.discovery.is_none();
+        let Some(named) = lease.filter(is_clear).and_then(|lease| lease.address) else {
             return;
         };
         self.say("overruled", Level::Warn, || {
