@@ -22,7 +22,8 @@ def parse(text):
     if not colon or (address.version == 6) != bracketed or not is_port(port):
         raise wrong
     # Envoy and Plimsoll would write these two in different ways.
-    if address.version == 6 and (address.scope_id or address.ipv4_mapped):
+    is_v4_inside = address.version == 6 and int(address) >> 32 in (0, 0xFFFF) and not address.is_loopback and not address.is_unspecified
+    if address.version == 6 and (address.scope_id or is_v4_inside):
         raise ValueError(f"{text!r}: write an IPv4 address as such, and an IPv6 address without a zone")
     if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
         raise ValueError(f"{text!r} is nobody's own address")

@@ -112,7 +112,8 @@ impl Discovery {
 pub fn is_a_hosts(address: &SocketAddr) -> bool {
     let is_plain = match address.ip() {
         IpAddr::V4(ip) => !ip.is_broadcast(),
-        IpAddr::V6(ip) => ip.to_ipv4_mapped().is_none(),
+        // Envoy writes an IPv4 address within one of IPv6 in another way than we do.
+        IpAddr::V6(ip) => ip.is_loopback() || ip.to_ipv4().is_none(),
     };
     let has_scope = matches!(address, SocketAddr::V6(v6) if v6.scope_id() != 0);
     is_plain && !has_scope && address.port() != 0 && !address.ip().is_unspecified() && !address.ip().is_multicast()

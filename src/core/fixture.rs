@@ -35,6 +35,7 @@ pub fn named(host: usize) -> Named {
 /// A record of the pool's hosts in their order.
 pub fn record_of(pool: &Pool) -> Record {
     let mut record = Record::new(1);
+    record.header.describe_joining(pool.slow_start, pool.discovery.is_some());
     for host in &pool.hosts {
         record.add_host(host.named(), false);
     }

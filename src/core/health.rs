@@ -393,7 +393,7 @@ pub fn oversee(record: &mut Record, pool: &Pool, longest: Longest, now: Instant)
         let Some(mut host) = record.host(slot) else { continue };
         let is_forgotten = |watcher| match watcher {
             Watcher::Probes => pool.probe.is_none(),
-            Watcher::Envoy => pool.discovery.is_none(),
+            Watcher::Envoy => header.discovers == 0,
         };
         let mut is_well = false;
         for watcher in [Watcher::Probes, Watcher::Envoy].into_iter().filter(|watcher| is_forgotten(*watcher)) {

@@ -220,6 +220,9 @@ impl Lease {
         let Some(seat) = seat else { return };
         record.release(seat);
         if let Some(slot) = record.slot_of(seat) {
+            if self.is_answered && news.is_none() {
+                stranger::serves(record, slot, false, now);
+            }
             let is_timed = end.is_timed;
             let evidence = Evidence { outcome: end.outcome, is_timed, latency: end.latency, begun: self.taken, trial };
             judge(record, slot, evidence, &self.pool, now, random);

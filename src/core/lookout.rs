@@ -27,6 +27,8 @@ pub enum Event {
     Unhealthy(Address, Watcher),
     /// They say that it is well again.
     Healthy(Address),
+    /// Envoy does not know a host of a pool that follows Envoy's cluster: the next look will say why.
+    PassedOver,
     /// No host serves: all are ejected, unhealthy or draining, or have asked us to wait.
     NoHost,
     /// There is one again.
@@ -44,6 +46,7 @@ pub fn look(record: &mut Record, now: Instant) -> Vec<Event> {
         if awaits_a_look(record, &host) {
             if host.ejections != host.told_ejections {
                 record.with_host(slot, |host| host.told_ejections = host.ejections);
+                events.push(Event::PassedOver);
             }
         } else if is_news(&host, now) {
             record.with_host(slot, |host| tell(host, now, &mut events));
@@ -58,7 +61,7 @@ pub fn look(record: &mut Record, now: Instant) -> Vec<Event> {
 }
 
 /// Whether the next look at Envoy's cluster will say what has become of a host that Envoy did not know: it has gone as a rule, which is no event.
-pub fn awaits_a_look(record: &Record, host: &Host) -> bool {
+fn awaits_a_look(record: &Record, host: &Host) -> bool {
     record.header.discovers != 0 && host.reason() == Some(Reason::Unknown)
 }
 
@@ -74,8 +77,9 @@ fn is_news(host: &Host, now: Instant) -> bool {
         || is_unhealthy(host, now) != host.has_flag(TOLD_UNHEALTHY)
 }
 
+/// As far as that is to be told: a host that comes has to pass Envoy's health checks first, which is no event.
 fn is_unhealthy(host: &Host, now: Instant) -> bool {
-    host.health(now) == State::Unhealthy
+    host.health(now) == State::Unhealthy && (host.requests > 0 || host.has_flag(FAILS_PROBES))
 }
 
 fn tell(host: &mut Host, now: Instant, events: &mut Vec<Event>) {
@@ -127,6 +131,7 @@ mod tests {
         fn new() -> Self {
             let pool = pool_of(2, "");
             let mut bench = Self { record: record_of(&pool), pool };
+            (0..2).for_each(|slot| bench.record.reserve(slot));
             assert_eq!(bench.look(), []);
             bench
         }
@@ -197,7 +202,8 @@ mod tests {
         let pool = bench.pool.clone();
         let eject = |host: &mut Host| host.eject(Reason::Unknown, &pool.failure, at(5.0), &mut Random::new(1));
         bench.record.with_host(0, eject);
-        assert_eq!((bench.look(), ejected(&bench.record).count()), (vec![], 0));
+        assert_eq!((bench.look(), ejected(&bench.record).count()), (vec![Event::PassedOver], 0));
+        assert_eq!(bench.look(), []);
         assert!(crate::core::stranger::acquit(&mut bench.record, 0, at(5.0)));
         assert_eq!(bench.look(), []);
         bench.record.header.discovers = 0;
@@ -205,6 +211,17 @@ mod tests {
         let events = bench.look();
         assert!(matches!(events[..], [Event::Ejected { reason: Reason::Unknown, .. }]), "{events:?}");
         assert_eq!(ejected(&bench.record).collect::<Vec<_>>(), [pool.hosts[0].address]);
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_host_that_has_yet_to_pass_envoys_health_checks_but_of_one_that_fails_our_probes() {
+        let mut bench = Bench::new();
+        bench.record.with_host(0, |host| host.requests = 0);
+        let address = bench.pool.hosts[0].address;
+        bench.report(0, true);
+        assert_eq!(bench.look(), []);
+        report(&mut bench.record, address, Watcher::Probes, true, at(5.0));
+        assert_eq!(bench.look(), [Event::Unhealthy(address, Watcher::Probes)]);
     }
 
     #[test]

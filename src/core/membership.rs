@@ -1,10 +1,11 @@
 //! Which hosts a pool has, where Envoy's own cluster says it.
 //!
-//! One worker reads it ([`crate::telemetry::clusters`]) and puts it into the shared data; the others see from the record's `members` that there is a
-//! newer one. What a configuration runs on is the configuration with these hosts in the place of its own: [`Membership::pool`]. A job keeps the pool
+//! One worker reads it ([`crate::telemetry::clusters`]) and puts it into the shared data; the others see from the record's `members` that there is
+//! another one. What a configuration runs on is the configuration with these hosts in the place of its own: [`Membership::pool`]. A job keeps the pool
 //! that it began with.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::address::Address;
 use super::health::{self, Watcher};
@@ -86,6 +87,13 @@ impl Membership {
         self.0.iter().flat_map(stored).collect()
     }
 
+    /// Tells it from others; never 0.
+    pub fn digest(&self) -> u32 {
+        let mut hasher = DefaultHasher::new();
+        self.encode().hash(&mut hasher);
+        (hasher.finish() as u32).max(1)
+    }
+
     /// From the shared data; `None`: these bytes are none of ours.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (stored, rest) = bytes.as_chunks();
@@ -149,10 +157,14 @@ impl Membership {
     }
 
     /// Writes down what Envoy holds of the hosts that are in the record. Gives those that were called strangers and are there.
+    ///
+    /// As long as Envoy has never held any of them well, that says nothing: right after a start its health checks may have failed because it was busy
+    /// with starting, and the next ones may be a minute away.
     pub fn report(&self, record: &mut Record, now: Instant) -> Vec<Address> {
         let mut acquitted = Vec::new();
-        let unhealthy: BTreeMap<Address, bool> =
-            self.0.iter().map(|member| (member.address, member.condition == Condition::Unhealthy)).collect();
+        record.header.seen_well |= u32::from(self.0.iter().any(|member| member.condition != Condition::Unhealthy));
+        let is_unhealthy = |member: &Member| member.condition == Condition::Unhealthy && record.header.seen_well != 0;
+        let unhealthy: BTreeMap<Address, bool> = self.0.iter().map(|member| (member.address, is_unhealthy(member))).collect();
         for slot in 0..record.header.hosts {
             let Some(host) = record.host(slot).filter(|host| !host.is_retired()) else {
                 continue;
@@ -303,6 +315,21 @@ mod tests {
         let running =
             Membership::new([member(1, 1, Condition::Healthy), member(2, u32::MAX, Condition::Healthy)]).pool(&configured);
         assert_eq!(running.hosts[1].weight, 1000.0);
+    }
+
+    #[test]
+    fn as_long_as_envoy_has_held_no_host_well_it_says_nothing() {
+        let configured = pool(DISCOVERY);
+        let members = |conditions: [Condition; 2]| Membership::new([member(1, 1, conditions[0]), member(2, 1, conditions[1])]);
+        let [ill, well] = [Condition::Unhealthy, Condition::Healthy];
+        let mut record = record_of(&members([ill, ill]).pool(&configured));
+        let states = |record: &Record| record.hosts().map(|host| host.state(at(1.0))).collect::<Vec<_>>();
+        members([ill, ill]).report(&mut record, at(1.0));
+        assert_eq!(states(&record), [State::Serving; 2]);
+        members([ill, well]).report(&mut record, at(1.0));
+        assert_eq!(states(&record), [State::Unhealthy, State::Serving]);
+        members([ill, ill]).report(&mut record, at(1.0));
+        assert_eq!(states(&record), [State::Unhealthy; 2]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! It has no jobs, and every other host has some: by its score it is the best of all, and would be sent every job until it has caught up, before it
 //! has shown that it can run one. So of its first [`JOBS`] it gets at most [`SHARE`] times its fair share, by weight, of what the pool gives out;
-//! while no other host has a free slot it takes what comes. A pool whose first job is yet to be placed has no newcomers, and one whose hosts are all
+//! while no other host has a free slot it takes what comes, and its first job it gets at once if all others are at work. A pool whose first job is yet to be placed has no newcomers, and one whose hosts are all
 //! newcomers holds none of them back.
 //!
 //! With `slow_start_ms` its weight rises from a tenth to the whole meanwhile, as in Envoy's own slow start (`SlowStartConfig`) with its
@@ -43,6 +43,11 @@ impl Host {
 
     fn jobs_since(&self) -> u32 {
         (self.requests as u32).wrapping_sub(self.joined_with)
+    }
+
+    /// Whether it has had no job since.
+    pub fn has_had_none(&self) -> bool {
+        self.jobs_since() == 0
     }
 
     /// Whether one more job keeps it within its share. `fair` is its part of the weights of all hosts that serve.

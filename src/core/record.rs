@@ -117,10 +117,16 @@ impl Record {
         self.bytes.get(self.hosts_start()..self.pasts_start()).unwrap_or(&[]).as_chunks().0
     }
 
-    fn past_at(&self, generation: u32) -> Option<usize> {
+    /// Where the past of this generation is, or would be: they stand in the order of their generations.
+    fn find_past(&self, generation: u32) -> Result<usize, usize> {
         let pasts: &[[u8; PAST_BYTES]] = self.bytes.get(self.pasts_start()..).unwrap_or(&[]).as_chunks().0;
-        let at = pasts.iter().position(|past| past.first_chunk() == Some(&generation.to_le_bytes()))?;
-        Some(self.pasts_start() + at * PAST_BYTES)
+        let of = |past: &[u8; PAST_BYTES]| past.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let at = |index| self.pasts_start() + index * PAST_BYTES;
+        pasts.binary_search_by_key(&generation, of).map(at).map_err(at)
+    }
+
+    fn past_at(&self, generation: u32) -> Option<usize> {
+        self.find_past(generation).ok()
     }
 
     /// A host's entry, with its past if it has one.
@@ -139,16 +145,13 @@ impl Record {
     }
 
     fn set_past(&mut self, generation: u32, past: &[u8]) {
-        let at = match self.past_at(generation) {
-            Some(at) => at,
-            None => {
-                let at = self.bytes.len();
-                self.bytes.extend_from_slice(&generation.to_le_bytes());
-                self.bytes.resize(at + PAST_BYTES, 0);
-                self.header.pasts += 1;
-                at
-            }
-        };
+        let at = self.find_past(generation).unwrap_or_else(|at| {
+            let mut bytes = [0; PAST_BYTES];
+            bytes.first_chunk_mut().into_iter().for_each(|own: &mut [u8; GENERATION]| *own = generation.to_le_bytes());
+            self.bytes.splice(at..at, bytes);
+            self.header.pasts += 1;
+            at
+        });
         if let Some(stored) = self.bytes.get_mut(at + GENERATION..at + PAST_BYTES) {
             stored.copy_from_slice(past);
         }
@@ -250,8 +253,8 @@ impl Record {
 
     /// The seat of the host at this address that is not retired; else of a retired one.
     pub fn seat_at(&self, address: Address) -> Option<Seat> {
-        let here = self.hosts().enumerate().filter(|(_, host)| host.address() == address);
-        here.min_by_key(|(_, host)| host.is_retired()).map(|(slot, host)| Seat { slot: slot as u32, generation: host.generation })
+        let here = self.host_bytes().iter().map(Front::of).zip(0..).filter(|(host, _)| host.address() == address);
+        here.min_by_key(|(host, _)| host.is_retired()).map(|(host, slot)| Seat { slot, generation: host.generation() })
     }
 
     /// Makes a new generation of a host, and gives its seat.

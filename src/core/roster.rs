@@ -9,8 +9,9 @@ use super::address::Address;
 use super::ewma::Fading;
 use super::health::State;
 use super::penalty::{self, Fade};
-use super::record::{Host, Record};
+use super::record::{Front, Host, Record};
 use super::score::Latency;
+use super::stranger;
 use super::time::Instant;
 use crate::config::Pool;
 
@@ -29,12 +30,16 @@ pub struct Place {
     pub latency: f64,
     /// What the score is multiplied by: see [`super::penalty`].
     pub penalty: f64,
-    /// What is added to the score: 0, or [`BEHIND`].
+    /// What is added to the score: 0, [`BEHIND`] or [`RESERVE`].
     pub behind: f64,
 }
 
-/// Added to the score of a host that is to be chosen only where no other has a free slot: a reserve, or a newcomer that has had its share. Above the score of any other host with a free slot (see [`super::choice::FULL`]), and below that of one without.
+/// Added to the score of a newcomer that has had its share: it is chosen where no other host has a free slot. Above the score of any host that is not
+/// behind (see [`super::choice::FULL`]).
 pub const BEHIND: f64 = 2e13;
+
+/// Added to the score of a reserve, which comes behind those, too; and still before a host without a free slot.
+pub const RESERVE: f64 = 2.0 * BEHIND;
 
 /// A newcomer among the hosts that serve.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +74,8 @@ pub struct Roster {
     probing: Vec<Place>,
     /// Those of these whose next job is a trial.
     on_trial: Vec<Place>,
+    /// Those of the known that Envoy may not know, and that are otherwise well: see [`super::stranger`].
+    strangers: Vec<Place>,
     /// Hosts, by the slot of their entry, and the slot of an earlier generation of each: empty but for the time after a host was removed and
     /// came back.
     earlier: Vec<(u32, u32)>,
@@ -109,7 +116,7 @@ impl Roster {
                 continue;
             };
             let (per_job, max_in_flight) = (host.per_job, host.max_in_flight);
-            let behind = if host.is_reserve { BEHIND } else { 0.0 };
+            let behind = if host.is_reserve { RESERVE } else { 0.0 };
             self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0, behind });
             let same_machine = retired.iter().filter(|(entry, _)| entry.address() == host.address);
             self.earlier.extend(same_machine.map(|(_, earlier)| (slot, *earlier)));
@@ -120,6 +127,7 @@ impl Roster {
         self.serving.clear();
         self.probing.clear();
         self.on_trial.clear();
+        self.strangers.clear();
         self.changes = None;
         for place in &self.known {
             let Some(host) = record.host(place.slot) else {
@@ -132,6 +140,9 @@ impl Roster {
             }
             if host.wants_trial(now) {
                 self.on_trial.push(*place);
+            }
+            if stranger::is_stranger(&host) && host.health(now) != State::Unhealthy {
+                self.strangers.push(*place);
             }
             self.changes = self.changes.into_iter().chain(host.next_change(now)).min();
         }
@@ -147,7 +158,7 @@ impl Roster {
         }
         self.newcomers.clear();
         self.is_rising = false;
-        let mut weights = 0.0;
+        let (mut weights, mut first_choices) = (0.0, 0);
         for (at, place) in self.serving.iter_mut().enumerate() {
             let host = record.host(place.slot).unwrap_or_default();
             place.latency = latency.of(host.ewma());
@@ -156,23 +167,39 @@ impl Roster {
             let (ramp, weight) = (host.ramp(pool.slow_start, now), f64::from(configured.weight));
             place.per_job = configured.per_job / ramp;
             self.is_rising |= ramp < 1.0;
-            weights += weight;
-            if host.is_newcomer() && !configured.is_reserve {
+            if configured.is_reserve {
+                continue;
+            }
+            (weights, first_choices) = (weights + weight, first_choices + 1);
+            if host.is_newcomer() {
                 self.newcomers.push(Newcomer { at, fair: weight });
             }
         }
-        if self.newcomers.len() == self.serving.len() {
+        if self.newcomers.len() == first_choices {
             self.newcomers.clear();
         }
         self.newcomers.iter_mut().for_each(|newcomer| newcomer.fair /= weights);
     }
 
-    /// Puts newcomers behind the others while they have had their share.
+    /// Puts newcomers behind the others while they have had their share. The first job is none: while all others are at work it would else be they who
+    /// take more jobs beside hosts that have none.
     fn hold_back(&mut self, record: &Record) {
+        if self.newcomers.is_empty() {
+            return;
+        }
+        let entries = record.host_bytes();
+        let is_at_work = |slot: u32| entries.get(slot as usize).is_some_and(|entry| Front::of(entry).load() > 0);
+        let mut newcomers = self.newcomers.iter().map(|newcomer| newcomer.at).peekable();
+        let mut others = self.serving.iter().enumerate().filter(|(at, place)| {
+            let is_newcomer = newcomers.next_if_eq(at).is_some();
+            !is_newcomer && place.behind < RESERVE
+        });
+        let all_work = others.all(|(_, place)| is_at_work(place.slot));
         for newcomer in &self.newcomers {
             if let Some(place) = self.serving.get_mut(newcomer.at) {
                 let host = record.host(place.slot).unwrap_or_default();
-                let has_had_its_share = host.is_newcomer() && !host.may_take_one(&record.header, newcomer.fair);
+                let is_first = all_work && host.has_had_none();
+                let has_had_its_share = host.is_newcomer() && !is_first && !host.may_take_one(&record.header, newcomer.fair);
                 place.behind = if has_had_its_share { BEHIND } else { 0.0 };
             }
         }
@@ -191,6 +218,11 @@ impl Roster {
     /// The hosts whose next job is a trial.
     pub fn on_trial(&self) -> &[Place] {
         &self.on_trial
+    }
+
+    /// The hosts that Envoy may not know.
+    pub fn strangers(&self) -> &[Place] {
+        &self.strangers
     }
 
     /// When a host that is not among these may be again; `None`: not by the mere passing of time.

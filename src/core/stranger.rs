@@ -4,8 +4,10 @@
 //! first miss is enough: the host is *ejected*, as a failing one is, and tried again as rarely. (Unlike with a failure this protects
 //! nobody, so that it does not count to `max_ejected_percent`.)
 //!
-//! Where Envoy's policy does not read our header at all, every host looks like a stranger now and then. But there those that were called so
-//! are soon seen to serve: then all are taken back, and nobody is called so for [`UNREAD_FOR`].
+//! Where Envoy's policy does not read our header at all, or a later filter sends jobs to another cluster, sound hosts look like strangers now and
+//! then. But there those that were called so are soon seen to serve: then nobody is called so for [`UNREAD_FOR`], and if another host had been named
+//! for that job, all are taken back. And no job is refused for want of a host as long as there is a stranger with a free slot: naming one that Envoy
+//! does not know costs nothing.
 
 use std::time::Duration;
 
@@ -64,17 +66,14 @@ fn strangers(record: &Record) -> usize {
     record.hosts().filter(is_stranger).count()
 }
 
-/// A job is served by this host: whoever serves is no stranger. `is_told` says that another one was named.
-pub fn serves(record: &mut Record, slot: u32, is_told: bool, now: Instant) {
+/// A job is served by this host: whoever serves is no stranger. `for_another` says that another one was named.
+pub fn serves(record: &mut Record, slot: u32, for_another: bool, now: Instant) {
     if !record.host(slot).is_some_and(|host| is_stranger(&host)) {
         return;
     }
-    if is_told {
-        record.header.unread_until = (now + UNREAD_FOR).0;
-        for slot in 0..record.header.hosts {
-            acquit(record, slot, now);
-        }
-    } else {
+    record.header.unread_until = (now + UNREAD_FOR).0;
+    let all = if for_another { 0..record.header.hosts } else { slot..slot + 1 };
+    for slot in all {
         acquit(record, slot, now);
     }
 }
@@ -90,7 +89,8 @@ pub fn acquit(record: &mut Record, slot: u32, now: Instant) -> bool {
     true
 }
 
-fn is_stranger(host: &Host) -> bool {
+/// Whether a host is ejected because Envoy did not know it.
+pub fn is_stranger(host: &Host) -> bool {
     host.is_ejected() && host.has_flag(STRANGER)
 }
 
@@ -99,10 +99,12 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
+    use crate::core::choice::{self, Decision, Kind};
     use crate::core::fixture::{address, at, pool_of, record_of};
     use crate::core::health::{Evidence, State, judge};
-    use crate::core::lease::{Lease, Whereabouts};
+    use crate::core::lease::{Lease, Settlement, Whereabouts};
     use crate::core::outcome::Outcome;
+    use crate::core::roster::Roster;
 
     /// Jobs over a pool whose Envoy does with them what it likes.
     struct Bench {
@@ -228,5 +230,43 @@ mod tests {
         bench.serve(&[0, 1], seat, trial, 1000.0, 1);
         assert_eq!(bench.states()[0], Serving);
         assert!(!acquit(&mut bench.record, 0, at(bench.now)), "there is nothing to take back");
+    }
+
+    #[test]
+    fn one_that_passes_its_trial_serves_and_for_a_while_nobody_is_called_so_again() {
+        let mut bench = Bench::of(4);
+        bench.job(&[0, 1, 2], 1);
+        bench.job(&[3, 2], 2);
+        bench.now += 11.1;
+        let (seat, trial) = bench.take(&[0, 1]);
+        let mut lease = Lease::new(Some(seat), vec![address(0), address(1)], at(bench.now), bench.pool.clone(), trial);
+        lease.is_answered = true;
+        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None };
+        lease.settle(&mut bench.record, end, at(bench.now), &mut Random::new(1));
+        assert_eq!(bench.states(), [Serving, Serving, Serving, Probing], "of the other that says nothing");
+        bench.job(&[0, 1], 1);
+        assert_eq!(bench.states()[0], Serving);
+    }
+
+    #[test]
+    fn no_job_is_refused_for_want_of_a_host_while_a_stranger_has_a_free_slot() {
+        let mut bench = Bench::of(3);
+        bench.job(&[2, 0], 0);
+        bench.record.with_host(2, |host| host.in_flight = 0);
+        let choose = |bench: &mut Bench| {
+            let (now, roster) = (at(bench.now), &mut Roster::default());
+            choice::choose(&bench.record, &bench.pool, roster, now, &mut bench.random, Kind::Job)
+        };
+        let full = |bench: &mut Bench, hosts: std::ops::Range<u32>, load| {
+            hosts.for_each(|slot| _ = bench.record.with_host(slot, |host| host.in_flight = load));
+        };
+        full(&mut bench, 0..2, 50);
+        let Decision::Chosen(chosen) = choose(&mut bench) else { panic!("it was refused") };
+        assert_eq!((chosen.hosts[0], chosen.trial, chosen.hosts.len()), (2, None, 3));
+        full(&mut bench, 2..3, 50);
+        assert!(matches!(choose(&mut bench), Decision::Full(_)));
+        full(&mut bench, 0..1, 49);
+        let Decision::Chosen(chosen) = choose(&mut bench) else { panic!("it was refused") };
+        assert_eq!(chosen.hosts[0], 0, "one that serves comes first");
     }
 }

@@ -5,8 +5,8 @@
 //!                        └─► anything else: counted, the last one stays                 every worker's tick ─► takes it over
 //! ```
 //!
-//! The membership is stored before the record says that there is a new one, and whoever reads it takes what is there. If two
-//! leaders did so at once, the one that stays sees at its next look that the shared data hold something else than Envoy does.
+//! The membership is stored before the record says which one all follow, by its digest; whoever finds another one than the record speaks of looks again.
+//! So whatever was lost between the two, or overwritten by a leader that is none any more, is there again after the next look.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub struct Fleet {
     members: Option<Rc<Membership>>,
-    /// Which of those that the record spoke of that is.
-    revision: Option<(u64, u32)>,
+    /// Which that is, see [`Membership::digest`]; 0: none.
+    digest: u32,
     poller: Poller,
 }
 
@@ -36,13 +36,32 @@ impl Fleet {
     /// What the shared data hold of a pool that is new to this worker: it need not wait for its first tick, or for the next look.
     pub fn known(host: &impl Host, name: &str) -> Self {
         let stored = host.load(&shared::members_key(name)).ok().and_then(|shared| shared.value);
-        let members = stored.and_then(|bytes| Membership::decode(&bytes)).map(Rc::new);
-        Self { members, ..Self::default() }
+        let mut fleet = Self::default();
+        if let Some(members) = stored.and_then(|bytes| Membership::decode(&bytes)) {
+            fleet.take_over(members);
+        }
+        fleet
+    }
+
+    /// Gives whether it is another one.
+    fn take_over(&mut self, members: Membership) -> bool {
+        let digest = members.digest();
+        let is_news = self.members.is_none() || self.digest != digest;
+        if is_news {
+            (self.digest, self.members) = (digest, Some(Rc::new(members)));
+        }
+        is_news
     }
 
     /// The hosts that Envoy's cluster has, if they are known.
     pub fn members(&self) -> Option<&Rc<Membership>> {
         self.members.as_ref()
+    }
+
+    /// The time between two looks: as long as nothing is known, no longer than by default.
+    fn interval(&self, discovery: &Discovery) -> Duration {
+        const DEFAULT: Duration = Duration::from_secs(1);
+        if self.members.is_some() { discovery.interval } else { discovery.interval.min(DEFAULT) }
     }
 
     /// Lets the next look come earlier.
@@ -70,17 +89,17 @@ impl<H: Host> Worker<H> {
         self.books.get(name).map_or_else(|| configured.clone(), |books| books.fleet.pool(configured))
     }
 
-    /// Takes over the membership that the record speaks of, if it is another one than this worker's. `revision` is the record's.
-    pub(super) fn catch_up(&mut self, name: &str, revision: Option<(u64, u32)>) {
+    /// Takes over the membership that the record speaks of, if it is another one than this worker's.
+    pub(super) fn catch_up(&mut self, name: &str, digest: u32) {
         // A record that was lost knows of none: what was known last stands.
-        let is_news = |fleet: &Fleet| revision.is_some() && revision != fleet.revision;
+        let is_news = |fleet: &Fleet| digest != 0 && digest != fleet.digest;
         if !self.books.get(name).is_some_and(|books| is_news(&books.fleet)) {
             return;
         }
         let members = self.host.load(&shared::members_key(name)).map(|shared| Membership::decode(&shared.value?));
         match members {
             Ok(Some(members)) => {
-                self.take_over(name, members, revision);
+                self.take_over(name, members);
                 // At once, not at the next tick: until all have, a host that has gone keeps its entry.
                 if let Err(fault) = self.transact(name, Read::IfNeedBe, |_, _, _| Change::Leave(())) {
                     self.say_fault("take over the membership", fault);
@@ -92,14 +111,8 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    fn take_over(&mut self, name: &str, members: Membership, revision: Option<(u64, u32)>) {
-        let Some(books) = self.books.get_mut(name) else {
-            return;
-        };
-        let is_news = books.fleet.members.as_deref() != Some(&members);
-        books.fleet.revision = revision;
-        if is_news {
-            books.fleet.members = Some(Rc::new(members));
+    fn take_over(&mut self, name: &str, members: Membership) {
+        if self.books.get_mut(name).is_some_and(|books| books.fleet.take_over(members)) {
             self.declare();
         }
     }
@@ -110,7 +123,8 @@ impl<H: Host> Worker<H> {
         let Some(books) = self.books.get_mut(name) else {
             return;
         };
-        if !books.fleet.poller.is_due(discovery.interval, now, &mut self.random) {
+        let interval = books.fleet.interval(discovery);
+        if !books.fleet.poller.is_due(interval, now, &mut self.random) {
             return;
         }
         let path = clusters::path(name);
@@ -126,14 +140,16 @@ impl<H: Host> Worker<H> {
         let Some(books) = self.books.get(name).filter(|books| books.watch.leads()) else {
             return;
         };
-        let Some(discovery) = books.pool.as_ref().and_then(|pool| pool.discovery.clone()) else {
+        let Some(discovery) = books.discovery.clone() else {
             return;
         };
         match self.read_page(name, status, size) {
             Ok(members) => {
                 let now = self.host.now();
-                let had_failed =
-                    self.books.get_mut(name).is_some_and(|books| books.fleet.poller.answered(true, discovery.interval, now));
+                let had_failed = self.books.get_mut(name).is_some_and(|books| {
+                    let interval = books.fleet.interval(&discovery);
+                    books.fleet.poller.answered(true, interval, now)
+                });
                 if had_failed {
                     self.host.log(Level::Info, &format!("plimsoll: pool {name}: its hosts are read again"));
                 }
@@ -165,10 +181,11 @@ impl<H: Host> Worker<H> {
         let Some(books) = self.books.get_mut(name) else {
             return;
         };
-        let Some(discovery) = books.pool.as_ref().and_then(|pool| pool.discovery.clone()) else {
+        let Some(discovery) = books.discovery.clone() else {
             return;
         };
-        books.fleet.poller.answered(false, discovery.interval, now);
+        let interval = books.fleet.interval(&discovery);
+        books.fleet.poller.answered(false, interval, now);
         let stays = match books.fleet.members() {
             Some(members) => format!("the last known {} stay", members.members().len()),
             None => "none are known yet".to_owned(),
@@ -188,16 +205,13 @@ impl<H: Host> Worker<H> {
 
     /// Puts what Envoy's cluster has where all workers see it, and what Envoy holds of each host into the record.
     fn publish(&mut self, name: &Rc<str>, members: Membership) -> Result<(), Fault> {
-        let (key, bytes) = (shared::members_key(name), members.encode());
-        let shared = self.host.load(&key)?;
-        let is_news = shared.value.as_deref() != Some(bytes.as_slice());
-        if is_news {
+        let (key, bytes, digest) = (shared::members_key(name), members.encode(), members.digest());
+        if self.host.load(&key)?.value.as_deref() != Some(bytes.as_slice()) {
             self.host.store(&key, &bytes, 0)?;
         }
         let before = self.members(name).cloned();
-        let revision = self.books.get(name).map(|books| books.fleet.revision).unwrap_or_default();
         // First its own hosts, so that they are in the record, with what Envoy holds of them, before anybody chooses among them.
-        self.take_over(name, members.clone(), revision);
+        self.take_over(name, members.clone());
         let (now, id) = (self.host.now(), self.id);
         let followed = self.transact(name, Read::IfNeedBe, |_, record, _| {
             if record.header.leader != id {
@@ -205,18 +219,12 @@ impl<H: Host> Worker<H> {
             }
             let acquitted = members.report(record, now);
             let header = &mut record.header;
-            if is_news || header.members == 0 {
-                header.members = header.members.wrapping_add(1).max(1);
-            }
-            (header.followed, header.discovered) = (now.0, members.members().len() as u32);
-            Change::Store(Some((header.revision(), acquitted)))
+            (header.members, header.followed, header.discovered) = (digest, now.0, members.members().len() as u32);
+            Change::Store(Some(acquitted))
         })?;
-        let Some((revision, acquitted)) = followed else {
+        let Some(acquitted) = followed else {
             return Ok(());
         };
-        if let Some(books) = self.books.get_mut(name) {
-            books.fleet.revision = revision;
-        }
         self.say_what_changed(name, before.as_deref(), &members);
         if let Some(address) = acquitted.first() {
             self.say("passed over", Level::Warn, || {

@@ -100,8 +100,9 @@ impl<H: Host> Worker<H> {
         if let Some(led) = led {
             self.report(&name, led);
         }
-        if leads && let Some(discovery) = pool.as_ref().and_then(|pool| pool.discovery.as_ref()) {
-            self.poll(&name, discovery);
+        let discovery = self.books.get(&name).and_then(|books| books.discovery.clone());
+        if leads && let Some(discovery) = discovery {
+            self.poll(&name, &discovery);
         }
         if let Some(pool) = pool
             && let Some(probe) = &pool.probe
@@ -123,15 +124,11 @@ impl<H: Host> Worker<H> {
         watch.leads = true;
         let hosts = lookout::ejected(&record).map(Some);
         let has_host = lookout::has_host(&record, now);
-        let wants_a_look = record.hosts().any(|host| !host.is_retired() && lookout::awaits_a_look(&record, &host));
         let no_host = (!has_host).then_some(None);
         watch.firing = hosts.chain(no_host).map(|host| Subject { pool: name.clone(), host }).collect();
         let is_news = watch.has_host.replace(has_host) != Some(has_host);
         for event in events {
             self.tell(name, event);
-        }
-        if wants_a_look && let Some(books) = self.books.get_mut(name) {
-            books.fleet.hurry();
         }
         if is_news && let Some(gauge) = self.metric(Metric::Gauge, format!("no_host;pool={name}")) {
             self.host.set(gauge, u64::from(!has_host));
@@ -140,6 +137,12 @@ impl<H: Host> Worker<H> {
 
     fn tell(&mut self, name: &str, event: Event) {
         let (level, line) = match event {
+            Event::PassedOver => {
+                if let Some(books) = self.books.get_mut(name) {
+                    books.fleet.hurry();
+                }
+                return;
+            }
             Event::Ejected { address, reason, failures, length } => {
                 self.count(format!("ejections;pool={name};host={address};reason={}", reason.word()));
                 let why = match reason {

@@ -13,7 +13,7 @@ use super::fleet::Fleet;
 use super::roots::{Pools, Roots};
 use super::shared::{self, Kept};
 use super::watch::{Duties, Led, Watch};
-use crate::config::{self, Pool};
+use crate::config::{self, Discovery, Pool};
 use crate::core::address::Address;
 use crate::core::book::{Book, Declared};
 use crate::core::health::{self, Longest};
@@ -53,8 +53,18 @@ pub(super) struct PoolBook {
     kept: Kept,
     /// What the newest live configuration says of the pool.
     pub(super) pool: Option<Rc<Pool>>,
+    /// What the newest of those says that want to follow Envoy's cluster.
+    pub(super) discovery: Option<Discovery>,
     pub(super) watch: Watch,
     pub(super) fleet: Fleet,
+}
+
+/// What the live configurations of a worker say of one pool.
+#[derive(Default)]
+struct Said {
+    declared: Declared,
+    newest: Option<Rc<Pool>>,
+    discovery: Option<Discovery>,
 }
 
 /// What the streams and roots of one VM share.
@@ -124,18 +134,20 @@ impl<H: Host> Worker<H> {
                 shared::publish(&self.host, name);
                 let fleet = if pool.discovery.is_some() { Fleet::known(&self.host, name) } else { Fleet::default() };
                 let (key, book) = (shared::key(name), Book::new(self.id));
-                PoolBook { key, book, kept: Kept::default(), pool: None, watch: Watch::default(), fleet }
+                PoolBook { key, book, kept: Kept::default(), pool: None, discovery: None, watch: Watch::default(), fleet }
             });
         }
-        let mut pools: BTreeMap<Rc<str>, (Declared, Option<Rc<Pool>>)> =
-            self.books.keys().map(|name| (name.clone(), Default::default())).collect();
+        let mut said: BTreeMap<Rc<str>, Said> = self.books.keys().map(|name| (name.clone(), Said::default())).collect();
         for (name, pool) in self.roots.pools() {
-            let (declared, newest) = pools.entry(name.clone()).or_default();
+            let Said { declared, newest, discovery } = said.entry(name.clone()).or_default();
             if newest.is_none() {
-                let Pool { score, time_constant, slow_start, .. } = **pool;
-                let discovers = pool.discovery.is_some();
-                *declared = Declared { has_pool: true, hosts: Vec::new(), score, time_constant, slow_start, discovers };
+                (declared.score, declared.time_constant, declared.slow_start) = (pool.score, pool.time_constant, pool.slow_start);
+                declared.has_pool = true;
                 *newest = Some(pool.clone());
+            }
+            if discovery.is_none() {
+                discovery.clone_from(&pool.discovery);
+                declared.discovers = discovery.is_some();
             }
             let fleet = self.books.get(name).map(|books| &books.fleet);
             let pool = fleet.map_or_else(|| pool.clone(), |fleet| fleet.pool(pool));
@@ -143,10 +155,11 @@ impl<H: Host> Worker<H> {
             let more = pool.hosts.iter().map(config::Host::named).filter(|host| !known.contains(&host.address));
             declared.hosts.extend(more);
         }
-        for (name, (declared, pool)) in pools {
-            let Some(books) = self.books.get_mut(&name) else { continue };
-            books.book.declare(declared);
-            books.pool = pool;
+        for (name, Said { declared, newest, discovery }) in said {
+            if let Some(books) = self.books.get_mut(&name) {
+                books.book.declare(declared);
+                (books.pool, books.discovery) = (newest, discovery);
+            }
         }
     }
 
@@ -193,14 +206,14 @@ impl<H: Host> Worker<H> {
             ejection: longest.ejection.max(pool.failure.max_ejection),
             slow_start: longest.slow_start.max(pool.slow_start),
         });
-        let mut revision = None;
+        let mut members = 0;
         // The beats of others must be read, not remembered.
         let (buried, led) = self.transact(name, Read::Always, |book, record, _| {
             if book.is_idle() {
                 book.leave(record);
                 return Change::Store((0, None));
             }
-            revision = record.header.revision();
+            members = record.header.members;
             let suspects = suspects.get_or_insert_with(|| book.watch(record));
             let buried = book.bury(record, suspects);
             if !std::mem::replace(&mut has_looked, true) {
@@ -227,7 +240,7 @@ impl<H: Host> Worker<H> {
         if let Some(books) = self.books.get_mut(name) {
             books.watch.leader = leader;
         }
-        self.catch_up(name, revision);
+        self.catch_up(name, members);
         self.watch(name, led);
         Ok(())
     }

@@ -14,6 +14,9 @@ use crate::core::membership::{Condition, Member, Membership};
 /// A longer page is not read: four times what Envoy 1.40 writes for the largest pool, and little enough for a VM whose memory never shrinks.
 pub const MOST_BYTES: usize = 4 << 20;
 
+/// Most characters of what is wrong with a page.
+const MOST_SAID: usize = 200;
+
 /// Where the page of one cluster is.
 pub fn path(cluster: &str) -> String {
     let mut filter = String::new();
@@ -121,8 +124,11 @@ impl Host<'_> {
 
 /// The hosts of this cluster. The error says what is wrong with the page.
 pub fn read(page: &[u8], cluster: &str) -> Result<Membership, String> {
-    let page: Page =
-        serde_json::from_slice(page).map_err(|error| format!("the answer is not Envoy's list of clusters ({error})"))?;
+    let page: Page = serde_json::from_slice(page).map_err(|error| {
+        // It quotes what it stumbled over, however long that is.
+        let error: String = error.to_string().chars().take(MOST_SAID).collect();
+        format!("the answer is not Envoy's list of clusters ({error})")
+    })?;
     let Some(ours) = page.cluster_statuses.iter().find(|status| status.name == cluster) else {
         return Err(format!("Envoy has no cluster named {cluster:?}, or it is not warm yet"));
     };
@@ -237,6 +243,12 @@ mod tests {
             let error = read(garbage.as_bytes(), "gpu").unwrap_err();
             assert!(error.starts_with("the answer is not Envoy's list of clusters ("), "{garbage}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_a_line_however_long_it_is() {
+        let error = read_hosts(&[host(1, &format!(r#", "weight": "{}""#, "x".repeat(100_000)))]).unwrap_err();
+        assert!(error.len() < 300, "{}", error.len());
     }
 
     #[test]

@@ -102,17 +102,79 @@ async fn a_pool_of_which_envoy_has_none_is_served_and_never_refused() {
     }
 }
 
+/// Lets the cluster's policy read another header than ours.
+fn deaf(bootstrap: &mut Value) {
+    let clusters = bootstrap["static_resources"]["clusters"].as_array_mut().expect("clusters");
+    let cluster = clusters.iter_mut().find(|cluster| cluster["name"] == "gpu").expect("our cluster");
+    let policy = &mut cluster["load_balancing_policy"]["policies"][0]["typed_extension_config"]["typed_config"];
+    policy["override_host_sources"] = json!([{"header": "x-some-other-header"}]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_does_not_read_our_header_refuses_no_job_for_hosts_that_were_not_asked() {
+    for (hosts, alternates) in [(2, 0), (4, 2), (4, 0)] {
+        let fleet = Fleet::start(hosts, Gpu::new().slots(100)).await;
+        let keys = json!({"max_in_flight": 1, "alternates": alternates});
+        let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(keys).edit(deaf).start().await;
+        // As many jobs as slots, each when the one before has been seen to be elsewhere.
+        let times = (0..hosts as u64).map(|n| Duration::from_millis(500 * n));
+        Load::at(times).header("x-sim-ms", "5000").http2(4).run(&envoy).await.assert_served();
+        envoy.settled().await;
+    }
+}
+
+/// Sends jobs whose client says so, after our filter, to another cluster that has only the last of the hosts.
+fn rerouted(fleet: &Fleet) -> impl FnOnce(&mut Value) {
+    let last = fleet.addresses()[fleet.addresses().len() - 1];
+    move |bootstrap: &mut Value| {
+        let clusters = bootstrap["static_resources"]["clusters"].as_array_mut().expect("clusters");
+        let mut other = clusters.iter().find(|cluster| cluster["name"] == "gpu").expect("our cluster").clone();
+        let socket = json!({"address": last.ip().to_string(), "port_value": last.port()});
+        let endpoint = json!({"endpoint": {"address": {"socket_address": socket}}});
+        other["name"] = "other".into();
+        other["load_assignment"] = json!({"cluster_name": "other", "endpoints": [{"lb_endpoints": [endpoint]}]});
+        other.as_object_mut().expect("a cluster").remove("load_balancing_policy");
+        clusters.push(other);
+        let manager = &mut bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
+        let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().expect("routes");
+        let is_other = json!({"prefix": "/", "headers": [{"name": "x-other", "present_match": true}]});
+        routes.insert(0, json!({"match": is_other, "route": {"cluster": "other"}}));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_a_later_filter_sends_to_another_cluster_cost_the_others_no_host() {
+    let fleet = Fleet::start(4, Gpu::new().slots(100)).await;
+    let script = "function envoy_on_request(h)\n if h:headers():get('x-model') == 'big' then\n h:headers():add('x-other', '1')\n \
+                  h:clearRouteCache()\n end\nend\n";
+    let lua = json!({
+        "name": "lua",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua",
+            "default_source_code": {"inline_string": script},
+        },
+    });
+    let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(json!({"max_in_flight": 4})).filter_after(lua);
+    let envoy = envoy.edit(rerouted(&fleet)).start().await;
+    let until = Instant::now() + Duration::from_secs(15);
+    while Instant::now() < until {
+        let reply = envoy.client().post("/prompt", "{}").header("x-model", "big").header("x-sim-ms", "50").await;
+        assert_eq!(reply.status, 200);
+        Load::burst(8).header("x-sim-ms", "200").http2(2).run(&envoy).await.assert_served();
+    }
+    envoy.settled().await;
+    // Those that were taken for strangers have shown by now that they are none.
+    let books = envoy.books().await;
+    assert!(books.iter().all(|host| host["state"] == "serving"), "{books:#?}");
+    let ejections: u64 = books.iter().map(|host| host["ejections"].as_u64().expect("a count")).sum();
+    assert!(ejections <= 4, "they are called so again and again: {books:#?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_that_does_not_read_our_header_is_served_all_the_same_and_nobody_stays_ejected() {
     for alternates in [2, 0] {
         let fleet = Fleet::start(4, Gpu::new().slots(100).work_ms(20)).await;
         let keys = json!({"alternates": alternates, "failure": {"base_ejection_ms": 1000, "max_ejection_ms": 1000}});
-        let deaf = |bootstrap: &mut Value| {
-            let clusters = bootstrap["static_resources"]["clusters"].as_array_mut().expect("clusters");
-            let cluster = clusters.iter_mut().find(|cluster| cluster["name"] == "gpu").expect("our cluster");
-            let policy = &mut cluster["load_balancing_policy"]["policies"][0]["typed_extension_config"]["typed_config"];
-            policy["override_host_sources"] = json!([{"header": "x-some-other-header"}]);
-        };
         let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(keys).edit(deaf).start().await;
         let clients = envoy.pool_over_workers(16).await;
         let load = Load::rate(100.0, 100).over(&clients).repeat(&envoy);

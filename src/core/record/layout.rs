@@ -71,7 +71,7 @@ packed! {
         pub overruled: u64,
         /// Until when no host is marked as one that Envoy does not know, see [`crate::core::stranger`].
         pub(in crate::core) unread_until: u64,
-        /// The revision of Envoy's membership that all follow; 0 if none is known.
+        /// Which of Envoy's memberships all follow, by [`crate::core::membership::Membership::digest`]; 0 if none is known.
         pub members: u32,
         /// How many hosts Envoy's cluster has.
         pub discovered: u32,
@@ -83,6 +83,8 @@ packed! {
         pub slow_start_ms: u32,
         /// 1 if the pool's hosts are those of Envoy's cluster.
         pub discovers: u32,
+        /// 1 once Envoy has held any of them well.
+        pub(in crate::core) seen_well: u32,
     }
 }
 
@@ -173,13 +175,23 @@ impl Front {
         base.first_chunk().map(Self::read).unwrap_or_default()
     }
 
+    /// Where the host listens.
+    pub fn address(&self) -> Address {
+        Address::from_bits(self.ip, self.port)
+    }
+
+    /// See [`Host::is_retired`].
+    pub fn is_retired(&self) -> bool {
+        self.flags & RETIRED != 0
+    }
+
     /// Whether the host has a past.
     pub(super) fn has_past(&self) -> bool {
         self.flags & PAST != 0
     }
 
     /// See [`Host::generation`].
-    pub(super) fn generation(&self) -> u32 {
+    pub fn generation(&self) -> u32 {
         self.generation
     }
 
@@ -309,11 +321,6 @@ impl Header {
     /// The EWMA's time constant.
     pub fn time_constant(&self) -> Duration {
         Duration::from_millis(self.time_constant_ms.max(1).into())
-    }
-
-    /// Which of Envoy's memberships all follow; `None` if none is known, or the record that spoke of one was lost.
-    pub fn revision(&self) -> Option<(u64, u32)> {
-        (self.members != 0).then_some((self.incarnation, self.members))
     }
 
     /// Whether it is yet to be known which hosts there are.

@@ -242,3 +242,81 @@ fn the_status_page_says_what_is_known_of_envoys_cluster() {
     bench.host.process.pass(Duration::from_millis(250));
     assert_eq!(discovery(&bench), serde_json::json!({"hosts": 2, "age_ms": 250, "failed_polls": 1}));
 }
+
+#[test]
+fn a_late_answer_of_a_former_leader_leaves_no_worker_behind() {
+    let process = Process::new(1);
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Bench::new(&process, ""));
+    let (before, now) = ([(1, ""), (2, "")], page(&[(1, ""), (2, ""), (3, "")]));
+    first.learn(&before);
+    second.tick();
+    third.tick();
+    // The first asks, and stands still until another leads, and asks.
+    let firsts = first.asks();
+    let mut seconds = Vec::new();
+    for _ in 0..20 {
+        seconds.extend(second.tick());
+        third.tick();
+    }
+    assert_eq!(seconds.len(), 1);
+    first.answer(firsts.token, Some("200"), &now);
+    second.answer(seconds[0].token, Some("200"), &now);
+    first.tick();
+    third.tick();
+    let known = Some(vec![address(1), address(2), address(3)]);
+    assert_eq!([first.known(), second.known(), third.known()], [known.clone(), known.clone(), known]);
+}
+
+#[test]
+fn what_was_stored_though_the_record_could_not_be_is_known_after_the_next_look() {
+    let process = Process::new(1);
+    let [mut leader, mut other] = [(); 2].map(|()| Bench::new(&process, ""));
+    leader.learn(&[(1, "")]);
+    other.tick();
+    let call = leader.asks();
+    let host = leader.host.clone();
+    // The membership is stored, and the record is not.
+    leader.host.meanwhile(move || {
+        let refusing = host.clone();
+        host.meanwhile(move || refusing.refuse(Call::Store, 1));
+    });
+    leader.answer(call.token, Some("200"), &page(&[(1, ""), (2, "")]));
+    other.tick();
+    assert_eq!(other.known(), Some(vec![address(1)]));
+    leader.learn(&[(1, ""), (2, "")]);
+    other.tick();
+    assert_eq!(other.known(), Some(vec![address(1), address(2)]));
+}
+
+#[test]
+fn as_long_as_nothing_is_known_it_looks_again_soon_whatever_the_interval() {
+    let mut bench = Bench::new(&Process::new(1), "");
+    bench.pools = match Role::parse(br#"{"pools": {"gpu": {"discovery": {"cluster": "envoy_admin", "interval_ms": 3600000}}}}"#) {
+        Ok(Role::Balancer(config)) => config.pools.into_iter().map(|(name, pool)| (name.as_str().into(), pool)).collect(),
+        other => panic!("{other:?}"),
+    };
+    let token = bench.asks().token;
+    bench.answer(token, Some("200"), "{}");
+    // The time of the second had been set before the first was answered.
+    (0..2).for_each(|_| bench.learn(&[(1, "")]));
+    assert!((0..100).all(|_| bench.tick().is_empty()));
+}
+
+#[test]
+fn where_one_of_two_instances_wants_to_know_it_is_asked_whichever_is_newer() {
+    let mut bench = Bench::new(&Process::new(1), "");
+    let plain = match Role::parse(br#"{"pools": {"gpu": {"hosts": [{"address": "10.0.0.9:80"}]}}}"#) {
+        Ok(Role::Balancer(config)) => {
+            config.pools.into_iter().map(|(name, pool)| (name.as_str().into(), pool)).collect::<Pools>()
+        }
+        other => panic!("{other:?}"),
+    };
+    bench.tick();
+    bench.worker.root_ticks(2, &"another".into(), &plain);
+    bench.learn(&[(1, "")]);
+    assert_eq!(bench.known(), Some(vec![address(1)]));
+    bench.worker.root_ticks(2, &"another".into(), &plain);
+    bench.tick();
+    let addresses: Vec<String> = record(&bench.host.process).hosts().map(|host| host.address().to_string()).collect();
+    assert_eq!(addresses, ["10.0.0.9:80", "10.0.0.2:80"]);
+}

@@ -13,6 +13,7 @@ use super::{ADDRESSES, Cluster, Event, Loss, POOL, Said, Wanted};
 use crate::core::address::Address;
 use crate::core::health::State;
 use crate::core::record::{Host, Record, Seat};
+use crate::core::stranger::is_stranger;
 use crate::roles::fake::Process;
 use crate::roles::shared::key;
 use crate::roles::worker::TICK;
@@ -240,12 +241,15 @@ impl World {
         let serving = those(&|host| host.health(now) == State::Serving);
         // Those that would still take a trial: the one that has just begun is not among them.
         let on_trial = those(&|host| host.wants_trial(now));
+        // Those that Envoy may not know: better than none.
+        let strangers = those(&|host| is_stranger(host) && host.health(now) != State::Unhealthy);
         let has_slot = |address: &&str| load(address) < slots_of[*address];
         match (met.verdict.as_deref(), &met.named) {
             (Some("full"), _) => {
                 assert!(is_job, "a request that needs no slot was refused for want of one");
                 assert!(!serving.is_empty(), "there was no host at all");
-                assert!(!serving.iter().chain(&on_trial).any(has_slot), "refused although there is a free slot");
+                let all = serving.iter().chain(&on_trial).chain(&strangers);
+                assert!(!all.clone().any(has_slot), "refused although there is a free slot");
             }
             (None, Some(named)) => {
                 let (first, alternates) = (named[0].as_str(), met.running.wanted.alternates);
@@ -256,7 +260,8 @@ impl World {
                     assert!(named.iter().all(|address| probing.contains(address.as_str())), "not eligible: {named:?}");
                     return;
                 }
-                assert!(!is_trial || is_job && probing.contains(first), "not eligible: {first}");
+                let is_last_resort = strangers.contains(first) && !serving.iter().any(has_slot);
+                assert!(!is_trial || is_job && (probing.contains(first) || is_last_resort), "not eligible: {first}");
                 assert!(
                     is_trial || !is_job || !on_trial.iter().any(has_slot),
                     "a host waits for its trial, and {first} got the job"
@@ -271,7 +276,8 @@ impl World {
             }
             (verdict, _) => {
                 assert_eq!(verdict, Some("no_host").filter(|_| !met.running.wanted.fallback));
-                assert!(serving.is_empty() && (!is_job || !on_trial.iter().any(has_slot)), "refused although there are hosts");
+                let others = || on_trial.iter().chain(&strangers);
+                assert!(serving.is_empty() && (!is_job || !others().any(has_slot)), "refused although there are hosts");
             }
         }
     }
