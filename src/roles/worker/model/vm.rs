@@ -303,23 +303,27 @@ impl Vm {
         }
     }
 
-    /// Its roots tick, those that were replaced too. Gives whether no hostcall was refused; nothing if it was too soon for a tick.
-    pub fn tick(&mut self) -> Option<bool> {
-        let (refused, last) = (self.host.refused(), self.worker.borrow().ticked);
+    /// Its roots tick, those that were replaced too. Gives how many ticks that was (if time passes between two roots' ticks, each is one), and whether no
+    /// hostcall was refused; nothing if it was too soon for a tick.
+    pub fn tick(&mut self) -> Option<(u64, bool)> {
+        let (refused, mut ticks) = (self.host.refused(), 0);
         for running in [&self.running].into_iter().chain(&self.old) {
-            running.plan.tick(&mut self.worker.borrow_mut());
+            let mut worker = self.worker.borrow_mut();
+            let last = worker.ticked;
+            running.plan.tick(&mut worker);
+            ticks += u64::from(worker.ticked != last);
         }
-        if self.worker.borrow().ticked == last {
+        if ticks == 0 {
             return None;
         }
         if self.host.refused() != refused {
-            return Some(false);
+            return Some((ticks, false));
         }
         self.jobs.values_mut().for_each(|job| job.ticks += 1);
         for id in self.jobs.iter().filter(|(_, job)| job.ticks >= job.patience).map(|(id, _)| *id).collect::<Vec<_>>() {
             self.check_follows(id, "at a tick");
         }
-        Some(true)
+        Some((ticks, true))
     }
 
     /// Envoy answers its calls.

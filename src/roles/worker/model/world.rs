@@ -140,10 +140,10 @@ impl World {
         let ticked = self.with(number, Vm::tick);
         let page = self.page();
         self.with(number, |vm| vm.answer_calls(&page));
-        let Some(Some(clean)) = ticked else {
+        let Some(Some((ticks, clean))) = ticked else {
             return;
         };
-        self.ticks[number].set(self.ticks[number].get() + 1);
+        self.ticks[number].set(self.ticks[number].get() + ticks);
         if !clean {
             return;
         }
