@@ -116,8 +116,7 @@ impl Roster {
                 continue;
             };
             let (per_job, max_in_flight) = (host.per_job, host.max_in_flight);
-            let behind = if host.is_reserve { RESERVE } else { 0.0 };
-            self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0, behind });
+            self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0, behind: 0.0 });
             let same_machine = retired.iter().filter(|(entry, _)| entry.address() == host.address);
             self.earlier.extend(same_machine.map(|(_, earlier)| (slot, *earlier)));
         }
@@ -166,6 +165,8 @@ impl Roster {
             let Some(configured) = pool.hosts.get(place.host) else { continue };
             let (ramp, weight) = (host.ramp(pool.slow_start, now), f64::from(configured.weight));
             place.per_job = configured.per_job / ramp;
+            // Of a newcomer that is none any more it is what held it back.
+            place.behind = if configured.is_reserve { RESERVE } else { 0.0 };
             self.is_rising |= ramp < 1.0;
             if configured.is_reserve {
                 continue;

@@ -95,6 +95,20 @@ fn a_host_that_joins_gets_no_more_than_its_share_at_any_time_and_soon_the_whole_
 }
 
 #[test]
+fn a_newcomer_that_has_had_its_hundred_jobs_is_held_back_no_more_though_its_weight_still_rises() {
+    let mut fleet = Fleet::of(2, r#", "slow_start_ms": 3600000, "score": {"latency_weight": 0}"#);
+    fleet.run(20.0, 5.0);
+    let newcomer = fleet.joins();
+    let requests = |fleet: &mut Fleet, requests| fleet.record.with_host(newcomer, |host| host.requests = requests);
+    requests(&mut fleet, 99);
+    (0..60).for_each(|_| assert_ne!(fleet.job(), Some(newcomer), "it has had more than its share"));
+    requests(&mut fleet, 100);
+    // The scores are worked out anew before the next choice.
+    fleet.record.header.learned += 1;
+    assert_eq!(fleet.job(), Some(newcomer), "the others have thirty jobs each, and it has a tenth of their weight");
+}
+
+#[test]
 fn a_newcomer_takes_what_comes_while_no_other_has_a_free_slot() {
     let mut fleet = Fleet::of(2, r#", "max_in_flight": 4"#);
     (0..8).for_each(|_| assert!(fleet.job().is_some()));
