@@ -95,10 +95,10 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
         scores.push(score);
     }
     // Nobody would hear how a request without a lease ends.
-    let trial = if kind == Kind::Job { a_trial(roster, load, random) } else { None };
-    let has_none_free = kind == Kind::Job && lowest >= FULL && trial.is_none();
-    let stranger = if has_none_free { a_free_one(roster.strangers(), load, random) } else { None };
-    if has_none_free && stranger.is_none() {
+    let trial = if kind == Kind::Job { a_free_one(roster.on_trial(), load, random) } else { None };
+    let is_refused = kind == Kind::Job && lowest >= FULL && trial.is_none();
+    let trial = if is_refused { a_free_one(roster.on_early_trial(), load, random) } else { trial };
+    if is_refused && trial.is_none() {
         if scores.is_empty() {
             return no_host(roster, now);
         }
@@ -110,9 +110,8 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
     // The explanation names the runner-up, also where it is no alternate.
     let wanted = if pool.explain == Explain::Off { named } else { named.max(2) };
     let best = best(&mut scores, lowest, wanted, band, random);
-    let unscored = trial.or(stranger);
-    let places: Vec<&Place> = unscored.iter().chain(best.iter().filter_map(|at| roster.serving().get(*at))).collect();
-    let why = if pool.explain == Explain::Off { None } else { why(&places, unscored.is_some(), roster, load) };
+    let places: Vec<&Place> = trial.iter().chain(best.iter().filter_map(|at| roster.serving().get(*at))).collect();
+    let why = if pool.explain == Explain::Off { None } else { why(&places, trial.is_some(), roster, load) };
     let mut hosts: Vec<usize> = places.iter().take(named).map(|place| place.host).collect();
     if hosts.is_empty() && kind == Kind::Other {
         // Better than none, and no job.
@@ -128,11 +127,7 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
     Decision::Chosen(Chosen { hosts, trial: trial.map(|_| overdue()), why })
 }
 
-/// A probing host that should get the next job: any of them, so that one that fails each trial does not stand before the others.
-fn a_trial(roster: &Roster, load: impl Fn(u32) -> u32, random: &mut Random) -> Option<Place> {
-    a_free_one(roster.on_trial(), load, random)
-}
-
+/// One of the hosts that should get the next job, whatever its score: any of them, so that one that fails each trial does not stand before the others.
 fn a_free_one(places: &[Place], load: impl Fn(u32) -> u32, random: &mut Random) -> Option<Place> {
     if places.is_empty() {
         return None;
@@ -146,11 +141,11 @@ fn no_host(roster: &Roster, now: Instant) -> Decision {
     Decision::NoHost(wait.clamp(RETRY_AFTER.0, RETRY_AFTER.1))
 }
 
-fn why(places: &[&Place], is_unscored: bool, roster: &Roster, load: impl Fn(u32) -> u32) -> Option<Why> {
+fn why(places: &[&Place], is_trial: bool, roster: &Roster, load: impl Fn(u32) -> u32) -> Option<Why> {
     let chosen = places.first()?;
     let placed = load(chosen.slot);
     let jobs = score::of_jobs(placed, chosen.per_job);
-    let runner_up = places.get(1).filter(|_| !is_unscored).map(|place| (place.host, score_of(place, load(place.slot))));
+    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, score_of(place, load(place.slot))));
     let held_back = roster.serving().iter().filter(|place| place.behind > 0.0).count();
     Some(Why { held_back, score: own_score(chosen, placed), jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
 }

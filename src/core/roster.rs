@@ -74,8 +74,8 @@ pub struct Roster {
     probing: Vec<Place>,
     /// Those of these whose next job is a trial.
     on_trial: Vec<Place>,
-    /// Those of the known that Envoy may not know, and that are otherwise well: see [`super::stranger`].
-    strangers: Vec<Place>,
+    /// Those of the known that may be tried before their time: see [`super::stranger`].
+    on_early_trial: Vec<Place>,
     /// Hosts, by the slot of their entry, and the slot of an earlier generation of each: empty but for the time after a host was removed and
     /// came back.
     earlier: Vec<(u32, u32)>,
@@ -126,7 +126,7 @@ impl Roster {
         self.serving.clear();
         self.probing.clear();
         self.on_trial.clear();
-        self.strangers.clear();
+        self.on_early_trial.clear();
         self.changes = None;
         for place in &self.known {
             let Some(host) = record.host(place.slot) else {
@@ -140,8 +140,8 @@ impl Roster {
             if host.wants_trial(now) {
                 self.on_trial.push(*place);
             }
-            if stranger::is_stranger(&host) && host.health(now) != State::Unhealthy {
-                self.strangers.push(*place);
+            if stranger::wants_early_trial(&host, now) {
+                self.on_early_trial.push(*place);
             }
             self.changes = self.changes.into_iter().chain(host.next_change(now)).min();
         }
@@ -221,9 +221,9 @@ impl Roster {
         &self.on_trial
     }
 
-    /// The hosts that Envoy may not know.
-    pub fn strangers(&self) -> &[Place] {
-        &self.strangers
+    /// The hosts whose trial may be the next job, where that would else be refused.
+    pub fn on_early_trial(&self) -> &[Place] {
+        &self.on_early_trial
     }
 
     /// When a host that is not among these may be again; `None`: not by the mere passing of time.

@@ -6,13 +6,13 @@
 //!
 //! Where Envoy's policy does not read our header at all, or a later filter sends jobs to another cluster, sound hosts look like strangers now and
 //! then. But there those that were called so are soon seen to serve: then nobody is called so for [`UNREAD_FOR`], and if another host had been named
-//! for that job, all are taken back. And no job is refused for want of a host as long as there is a stranger with a free slot: naming one that Envoy
-//! does not know costs nothing.
+//! for that job, all are taken back. And before a job is refused for want of a free slot, a host that was called a stranger for the first time has its
+//! trial early: if it is one, the job goes to a host that has no slot for it, as the first miss did; but once, not each time that the pool is full.
 
 use std::time::Duration;
 
 use super::address::Address;
-use super::health::{Reason, Trial, another_serves};
+use super::health::{Reason, State, Trial, another_serves};
 use super::random::Random;
 use super::record::{Host, Record, STRANGER};
 use super::time::Instant;
@@ -26,8 +26,8 @@ pub const UNREAD_FOR: Duration = Duration::from_secs(300);
 pub struct Passed<'a> {
     /// The names before the one that serves.
     pub names: &'a [Address],
-    /// Whether the one that serves was named, too. Where it was not, Envoy may not read our header at all: then only so many are called strangers as may
-    /// be ejected.
+    /// Whether the one that serves was named, too. Where it was not, Envoy may not read our header at all, and where the host has served before, the job
+    /// may have gone to another cluster: then only so many are called strangers as may be ejected.
     pub is_clear: bool,
     /// When the job was begun.
     pub begun: Instant,
@@ -42,8 +42,7 @@ impl Passed<'_> {
         if now.0 < record.header.unread_until {
             return;
         }
-        let hosts = record.hosts().filter(|host| !host.is_retired()).count();
-        let most = if self.is_clear { hosts } else { pool.failure.most_ejected(hosts) };
+        let most = pool.failure.most_ejected(record.hosts().filter(|host| !host.is_retired()).count());
         for (position, address) in self.names.iter().enumerate() {
             let seat = record.seat_at(*address);
             let Some((slot, mut host)) = seat.and_then(|seat| Some((seat.slot, record.host(seat.slot)?))) else {
@@ -51,7 +50,9 @@ impl Passed<'_> {
             };
             let trial = self.trial.filter(|_| position == 0);
             let is_its_trial = trial.is_some_and(|trial| host.is_on(trial));
-            let may = || another_serves(record, pool, slot, now) && strangers(record) < most;
+            // One that has never served may well not be there; of the others, or where no name was followed, it takes more than one look.
+            let is_certain = self.is_clear && !host.ewma().has_history();
+            let may = || another_serves(record, pool, slot, now) && (is_certain || strangers(record) < most);
             let is_news = !host.is_ejected() && !host.is_old_news(self.begun) && may();
             if is_its_trial || is_news {
                 host.eject(Reason::Unknown, &pool.failure, now, random);
@@ -89,8 +90,12 @@ pub fn acquit(record: &mut Record, slot: u32, now: Instant) -> bool {
     true
 }
 
-/// Whether a host is ejected because Envoy did not know it.
-pub fn is_stranger(host: &Host) -> bool {
+/// Whether a host may be tried before its time: see above.
+pub fn wants_early_trial(host: &Host, now: Instant) -> bool {
+    is_stranger(host) && host.severity <= 1 && host.health(now) == State::Ejected && host.busy_for(now).is_zero()
+}
+
+fn is_stranger(host: &Host) -> bool {
     host.is_ejected() && host.has_flag(STRANGER)
 }
 
@@ -100,8 +105,9 @@ mod tests {
 
     use super::*;
     use crate::core::choice::{self, Decision, Kind};
+    use crate::core::ewma::Ewma;
     use crate::core::fixture::{address, at, pool_of, record_of};
-    use crate::core::health::{Evidence, State, judge};
+    use crate::core::health::{Evidence, judge};
     use crate::core::lease::{Lease, Settlement, Whereabouts};
     use crate::core::outcome::Outcome;
     use crate::core::roster::Roster;
@@ -196,6 +202,15 @@ mod tests {
     }
 
     #[test]
+    fn of_hosts_that_have_served_only_so_many_are_called_so_as_may_be_ejected() {
+        let mut bench = Bench::of(4);
+        let history = Ewma { millis: 5.0, fed: at(999.0) };
+        (0..4).for_each(|slot| _ = bench.record.with_host(slot, |host| host.set_ewma(history)));
+        bench.job(&[0, 1, 2, 3], 3);
+        assert_eq!(bench.states(), [Ejected, Ejected, Serving, Serving]);
+    }
+
+    #[test]
     fn a_host_that_serves_is_none_and_then_nobody_is_called_so_for_a_while() {
         let mut bench = Bench::of(4);
         bench.job(&[0, 1], 1);
@@ -249,24 +264,27 @@ mod tests {
     }
 
     #[test]
-    fn no_job_is_refused_for_want_of_a_host_while_a_stranger_has_a_free_slot() {
+    fn before_a_job_is_refused_a_stranger_has_its_trial_early_and_only_once() {
         let mut bench = Bench::of(3);
         bench.job(&[2, 0], 0);
-        bench.record.with_host(2, |host| host.in_flight = 0);
+        let fill = |bench: &mut Bench, load| {
+            (0..2).for_each(|slot| _ = bench.record.with_host(slot, |host| host.in_flight = load));
+        };
         let choose = |bench: &mut Bench| {
             let (now, roster) = (at(bench.now), &mut Roster::default());
             choice::choose(&bench.record, &bench.pool, roster, now, &mut bench.random, Kind::Job)
         };
-        let full = |bench: &mut Bench, hosts: std::ops::Range<u32>, load| {
-            hosts.for_each(|slot| _ = bench.record.with_host(slot, |host| host.in_flight = load));
-        };
-        full(&mut bench, 0..2, 50);
+        fill(&mut bench, 49);
         let Decision::Chosen(chosen) = choose(&mut bench) else { panic!("it was refused") };
-        assert_eq!((chosen.hosts[0], chosen.trial, chosen.hosts.len()), (2, None, 3));
-        full(&mut bench, 2..3, 50);
-        assert!(matches!(choose(&mut bench), Decision::Full(_)));
-        full(&mut bench, 0..1, 49);
+        assert_ne!(chosen.hosts[0], 2, "there is a free slot");
+        fill(&mut bench, 50);
         let Decision::Chosen(chosen) = choose(&mut bench) else { panic!("it was refused") };
-        assert_eq!(chosen.hosts[0], 0, "one that serves comes first");
+        assert_eq!((chosen.hosts[0], chosen.trial.is_some()), (2, true));
+        let (seat, trial) = bench.record.place(2, at(bench.now), chosen.trial).unwrap();
+        assert!(matches!(choose(&mut bench), Decision::Full(_)), "one trial at a time");
+        bench.serve(&[2, 0], seat, trial, bench.now, 0);
+        fill(&mut bench, 50);
+        assert_eq!(bench.states()[2], Ejected);
+        assert!(matches!(choose(&mut bench), Decision::Full(_)), "it was given its chance");
     }
 }

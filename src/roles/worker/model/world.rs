@@ -13,7 +13,7 @@ use super::{ADDRESSES, Cluster, Event, Loss, POOL, Said, Wanted};
 use crate::core::address::Address;
 use crate::core::health::State;
 use crate::core::record::{Host, Record, Seat};
-use crate::core::stranger::is_stranger;
+use crate::core::stranger::wants_early_trial;
 use crate::roles::fake::Process;
 use crate::roles::shared::key;
 use crate::roles::worker::TICK;
@@ -241,8 +241,8 @@ impl World {
         let serving = those(&|host| host.health(now) == State::Serving);
         // Those that would still take a trial: the one that has just begun is not among them.
         let on_trial = those(&|host| host.wants_trial(now));
-        // Those that Envoy may not know: better than none.
-        let strangers = those(&|host| is_stranger(host) && host.health(now) != State::Unhealthy);
+        // Those that may be tried before their time, rather than refuse a job.
+        let strangers = those(&|host| wants_early_trial(host, now));
         let has_slot = |address: &&str| load(address) < slots_of[*address];
         match (met.verdict.as_deref(), &met.named) {
             (Some("full"), _) => {
@@ -260,8 +260,7 @@ impl World {
                     assert!(named.iter().all(|address| probing.contains(address.as_str())), "not eligible: {named:?}");
                     return;
                 }
-                let is_last_resort = strangers.contains(first) && !serving.iter().any(has_slot);
-                assert!(!is_trial || is_job && (probing.contains(first) || is_last_resort), "not eligible: {first}");
+                assert!(!is_trial || is_job && probing.contains(first), "not eligible: {first}");
                 assert!(
                     is_trial || !is_job || !on_trial.iter().any(has_slot),
                     "a host waits for its trial, and {first} got the job"
