@@ -221,6 +221,13 @@ impl Host {
         (self.seen, self.slow, self.slow_windows) = (0, 0, 0);
     }
 
+    /// A clock that stepped back: the host was re-admitted at a time that is yet to come.
+    pub(super) fn mend_readmission(&mut self, now: Instant) {
+        if !self.is_ejected() && self.until > now.0 {
+            self.until = now.0;
+        }
+    }
+
     /// Whether the job was begun before the host was re-admitted.
     pub(super) fn is_old_news(&self, begun: Instant) -> bool {
         !self.is_ejected() && begun.0 < self.until
@@ -265,10 +272,7 @@ pub fn judge(record: &mut Record, slot: u32, evidence: Evidence, pool: &Pool, no
         return;
     };
     let before = host;
-    // A clock that stepped back: the host was re-admitted at a time that is yet to come.
-    if !host.is_ejected() && host.until > now.0 {
-        host.until = now.0;
-    }
+    host.mend_readmission(now);
     let trial = evidence.trial.filter(|trial| host.is_on(*trial));
     let case = Case { record, slot, evidence, is_trial: trial.is_some(), pool, now };
     match evidence.outcome {

@@ -2,7 +2,8 @@
 //!
 //! Envoy passes over such an address in silence, and takes the next in the header. It costs nothing but a wrong count until that is seen; so the
 //! first miss is enough: the host is *ejected*, as a failing one is, and tried again as rarely. (Unlike with a failure this protects
-//! nobody, so that it does not count to `max_ejected_percent`.)
+//! nobody, so that it does not count to those that `max_ejected_percent` allows; of hosts that have served before, no more than so many are called
+//! strangers at once.)
 //!
 //! Where Envoy's policy does not read our header at all, or a later filter sends jobs to another cluster, sound hosts look like strangers now and
 //! then. But there those that were called so are soon seen to serve: then nobody is called so for [`UNREAD_FOR`], and if another host had been named
@@ -39,7 +40,9 @@ impl Passed<'_> {
     /// Calls those that were passed over strangers. The host that serves is to be one of the pool's: where it is not, the job has gone to another
     /// cluster, or this one has hosts that we do not know.
     pub fn note(&self, record: &mut Record, pool: &Pool, now: Instant, random: &mut Random) {
-        if now.0 < record.header.unread_until {
+        // Further ahead than it is ever set: the clock has stepped back.
+        let rest = Instant(record.header.unread_until).since(now);
+        if !rest.is_zero() && rest <= UNREAD_FOR {
             return;
         }
         let most = pool.failure.most_ejected(record.hosts().filter(|host| !host.is_retired()).count());
@@ -48,6 +51,7 @@ impl Passed<'_> {
             let Some((slot, mut host)) = seat.and_then(|seat| Some((seat.slot, record.host(seat.slot)?))) else {
                 continue;
             };
+            host.mend_readmission(now);
             let trial = self.trial.filter(|_| position == 0);
             let is_its_trial = trial.is_some_and(|trial| host.is_on(trial));
             // One that has never served may well not be there; of the others, or where no name was followed, it takes more than one look.
@@ -225,6 +229,19 @@ mod tests {
         bench.now += 301.0;
         bench.job(&[0, 1], 1);
         assert_eq!(bench.states()[0], Ejected);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_does_not_make_that_while_longer() {
+        let mut bench = Bench::of(4);
+        bench.job(&[0, 1], 1);
+        bench.job(&[1, 2], 0);
+        assert_eq!(bench.states(), [Serving; 4]);
+        bench.now -= 500.0;
+        bench.job(&[3, 2], 2);
+        assert_eq!(bench.states()[3], Ejected);
+        bench.job(&[0, 1], 1);
+        assert_eq!(bench.states()[0], Ejected, "that it was taken back is yet to come, and says nothing");
     }
 
     #[test]
