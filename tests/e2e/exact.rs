@@ -282,37 +282,20 @@ async fn an_upgrade_under_load_fails_no_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_pools_and_two_listeners_keep_their_books_apart() {
     let fleet = Fleet::start(4, Gpu::new().slots(100).work_ms(20)).await;
-    let at = |which: usize| fleet.addresses()[which].port();
     let envoy = Envoy::new("http2.yaml")
         .hosts(&fleet)
         .configuration(json!({"pools": {
             "gpu": {"hosts": named(&fleet, &[0, 1, 2]), "max_in_flight": 10},
             // The same host in two pools is counted apart.
             "llm": {"hosts": named(&fleet, &[2, 3]), "max_in_flight": 20}}}))
+        .second_cluster("llm", &fleet.addresses()[2..], json!({"prefix": "/v1"}))
         .edit(|bootstrap| {
-            let resources = &mut bootstrap["static_resources"];
-            let clusters = resources["clusters"].as_array_mut().expect("clusters");
-            let mut llm = clusters[0].clone();
-            llm["name"] = json!("llm");
-            llm["load_assignment"]["cluster_name"] = json!("llm");
-            let endpoint =
-                |port: u16| json!({"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}});
-            llm["load_assignment"]["endpoints"] = json!([{"lb_endpoints": [endpoint(at(2)), endpoint(at(3))]}]);
-            clusters.push(llm);
-            let listeners = resources["listeners"].as_array_mut().expect("listeners");
+            let listeners = bootstrap["static_resources"]["listeners"].as_array_mut().expect("listeners");
             let mut second = listeners[0].clone();
             second["name"] = json!("second");
             second["stat_prefix"] = json!("second");
             wasm_config(&mut second)["name"] = json!("plimsoll-second");
             listeners.push(second);
-            for listener in [0, 2] {
-                let manager = &mut listeners[listener]["filter_chains"][0]["filters"][0]["typed_config"];
-                let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().expect("routes");
-                let mut llm = routes[0].clone();
-                llm["match"] = json!({"prefix": "/v1"});
-                llm["route"]["cluster"] = json!("llm");
-                routes.insert(0, llm);
-            }
         })
         .start()
         .await;

@@ -289,29 +289,11 @@ async fn one_host_in_two_pools_is_counted_apart() {
     let fleet = Fleet::start(3, Gpu::new().slots(100)).await;
     let addresses = fleet.addresses();
     let [one, two, three] = addresses[..] else { unreachable!("three hosts") };
-    let endpoint = |host: std::net::SocketAddr| {
-        let socket = json!({"address": "127.0.0.1", "port_value": host.port()});
-        json!({"endpoint": {"address": {"socket_address": socket}}})
-    };
     let envoy = Envoy::new("http2.yaml")
         .addresses(&[one, two])
         .configuration(json!({"pools": {"gpu": {"discovery": often()}, "llm": {"discovery": often()}}}))
         .admin_cluster()
-        .edit(|bootstrap| {
-            let resources = &mut bootstrap["static_resources"];
-            let clusters = resources["clusters"].as_array_mut().expect("clusters");
-            let mut llm = clusters.iter().find(|cluster| cluster["name"] == "gpu").expect("our cluster").clone();
-            llm["name"] = json!("llm");
-            llm["load_assignment"] =
-                json!({"cluster_name": "llm", "endpoints": [{"lb_endpoints": [endpoint(two), endpoint(three)]}]});
-            clusters.push(llm);
-            let manager = &mut resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
-            let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().expect("routes");
-            let mut llm = routes[0].clone();
-            llm["match"] = json!({"prefix": "/v1"});
-            llm["route"]["cluster"] = json!("llm");
-            routes.insert(0, llm);
-        })
+        .second_cluster("llm", &[two, three], json!({"prefix": "/v1"}))
         .start()
         .await;
     let in_flight = async |pool: &str| -> Vec<Value> {

@@ -148,25 +148,6 @@ async fn a_missing_host_sends_no_jobs_past_the_slots_of_the_others_once_it_is_kn
     }
 }
 
-/// Sends jobs whose client says so, after our filter, to another cluster that has only the last of the hosts.
-fn rerouted(fleet: &Fleet) -> impl FnOnce(&mut Value) {
-    let last = fleet.addresses()[fleet.addresses().len() - 1];
-    move |bootstrap: &mut Value| {
-        let clusters = bootstrap["static_resources"]["clusters"].as_array_mut().expect("clusters");
-        let mut other = clusters.iter().find(|cluster| cluster["name"] == "gpu").expect("our cluster").clone();
-        let socket = json!({"address": last.ip().to_string(), "port_value": last.port()});
-        let endpoint = json!({"endpoint": {"address": {"socket_address": socket}}});
-        other["name"] = "other".into();
-        other["load_assignment"] = json!({"cluster_name": "other", "endpoints": [{"lb_endpoints": [endpoint]}]});
-        other.as_object_mut().expect("a cluster").remove("load_balancing_policy");
-        clusters.push(other);
-        let manager = &mut bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
-        let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().expect("routes");
-        let is_other = json!({"prefix": "/", "headers": [{"name": "x-other", "present_match": true}]});
-        routes.insert(0, json!({"match": is_other, "route": {"cluster": "other"}}));
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_that_a_later_filter_sends_to_another_cluster_cost_the_others_no_host() {
     let fleet = Fleet::start(4, Gpu::new().slots(100)).await;
@@ -179,8 +160,10 @@ async fn jobs_that_a_later_filter_sends_to_another_cluster_cost_the_others_no_ho
             "default_source_code": {"inline_string": script},
         },
     });
+    // The other cluster has only the last of the hosts.
+    let is_for = json!({"prefix": "/", "headers": [{"name": "x-other", "present_match": true}]});
     let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(json!({"max_in_flight": 4})).filter_after(lua);
-    let envoy = envoy.edit(rerouted(&fleet)).start().await;
+    let envoy = envoy.second_cluster("other", &fleet.addresses()[3..], is_for).start().await;
     let until = Instant::now() + Duration::from_secs(15);
     while Instant::now() < until {
         let reply = envoy.client().post("/prompt", "{}").header("x-model", "big").header("x-sim-ms", "50").await;

@@ -71,14 +71,7 @@ impl Bootstrap {
     }
 
     pub fn set_endpoints(&mut self, addresses: &[SocketAddr]) {
-        let endpoints: Vec<Value> = addresses
-            .iter()
-            .map(|address| {
-                let socket = json!({ "address": address.ip().to_string(), "port_value": address.port() });
-                json!({ "endpoint": { "address": { "socket_address": socket } } })
-            })
-            .collect();
-        self.cluster()["load_assignment"]["endpoints"] = json!([{ "lb_endpoints": endpoints }]);
+        self.cluster()["load_assignment"]["endpoints"] = endpoints(addresses);
     }
 
     /// Lets the cluster `gpu` follow the endpoints in this file, in place of its own.
@@ -93,15 +86,31 @@ impl Bootstrap {
         });
     }
 
+    /// Adds a cluster like `gpu`, of these hosts.
+    pub fn add_cluster_like_ours(&mut self, name: &str, addresses: &[SocketAddr]) {
+        let mut cluster = self.cluster().clone();
+        cluster["name"] = name.into();
+        cluster["load_assignment"] = json!({ "cluster_name": name, "endpoints": endpoints(addresses) });
+        self.tree["static_resources"]["clusters"].as_array_mut().expect("clusters").push(cluster);
+    }
+
+    /// Puts a route like the first of `ingress` before it, to this cluster.
+    pub fn add_route(&mut self, cluster: &str, is_for: Value) {
+        let hosts = &mut self.connection_manager("ingress")["route_config"]["virtual_hosts"];
+        let Some(routes) = hosts[0]["routes"].as_array_mut() else { self.missing("route in the listener ingress") };
+        let mut route = routes[0].clone();
+        route["match"] = is_for;
+        route["route"]["cluster"] = cluster.into();
+        routes.insert(0, route);
+    }
+
     /// Adds a plain cluster.
     pub fn add_cluster(&mut self, name: &str, address: SocketAddr) {
-        let socket = json!({ "address": address.ip().to_string(), "port_value": address.port() });
-        let endpoint = json!({ "endpoint": { "address": { "socket_address": socket } } });
         let cluster = json!({
             "name": name,
             "type": "STATIC",
             "connect_timeout": "1s",
-            "load_assignment": { "cluster_name": name, "endpoints": [{ "lb_endpoints": [endpoint] }] },
+            "load_assignment": { "cluster_name": name, "endpoints": endpoints(&[address]) },
         });
         self.tree["static_resources"]["clusters"].as_array_mut().expect("clusters").push(cluster);
     }
@@ -206,6 +215,14 @@ impl Bootstrap {
             }],
         })
     }
+}
+
+fn endpoints(addresses: &[SocketAddr]) -> Value {
+    let endpoint = |address: &SocketAddr| {
+        let socket = json!({ "address": address.ip().to_string(), "port_value": address.port() });
+        json!({ "endpoint": { "address": { "socket_address": socket } } })
+    };
+    json!([{ "lb_endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>() }])
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {

@@ -135,6 +135,13 @@ impl Envoy {
         self
     }
 
+    /// Adds a cluster like `gpu` of these hosts, and lets the requests that match (`{"prefix": "/v1"}`) go there.
+    pub fn second_cluster(mut self, name: &str, addresses: &[SocketAddr], is_for: Value) -> Self {
+        self.bootstrap.add_cluster_like_ours(name, addresses);
+        self.bootstrap.add_route(name, is_for);
+        self
+    }
+
     /// Merges into `ingress`'s HTTP connection manager, as [`Envoy::route`] does into routes.
     pub fn connection_manager(mut self, patch: Value) -> Self {
         merge(self.bootstrap.connection_manager("ingress"), &patch);
