@@ -7,7 +7,7 @@ use support::{Client, Envoy, Fleet, Gpu, Load};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_jobs_at_once_are_five_on_each_of_four_hosts_every_time() {
-    let fleet = Fleet::start(4, Gpu::new().slots(5).work_ms(60)).await;
+    let fleet = Fleet::start(4, Gpu::new().slots(5).work_ms(100)).await;
     let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(json!({})).start().await;
     let pool = envoy.pool_over_workers(20).await;
     for round in 0..200 {
@@ -75,7 +75,7 @@ async fn a_host_that_was_slow_and_then_idle_gets_its_share_again_and_no_burst() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn weights_one_to_two_give_one_to_two_under_saturation() {
-    let fleet = Fleet::start(2, Gpu::new().slots(1000).work_ms(300)).await;
+    let fleet = Fleet::start(2, Gpu::new().slots(1000).work_ms(1500)).await;
     let [one, two] = fleet.addresses()[..] else { unreachable!("two hosts") };
     let hosts = json!([{"address": one.to_string(), "weight": 1}, {"address": two.to_string(), "weight": 2}]);
     let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(json!({"hosts": hosts, "max_in_flight": 1000})).start().await;
@@ -99,7 +99,7 @@ async fn a_draining_host_gets_no_new_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_whose_slots_are_all_taken_answers_full_and_never_takes_one_more() {
-    let fleet = Fleet::start(3, Gpu::new().slots(100).work_ms(300)).await;
+    let fleet = Fleet::start(3, Gpu::new().slots(100).work_ms(1000)).await;
     let keys = json!({"max_in_flight": 4, "alternates": 0});
     let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(keys).start().await;
     let pool = envoy.pool_over_workers(40).await;
@@ -148,7 +148,7 @@ async fn no_host_decides_what_happens_when_none_is_eligible() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_job_takes_no_slot_and_is_counted_apart() {
-    let fleet = Fleet::start(2, Gpu::new().slots(100).work_ms(200)).await;
+    let fleet = Fleet::start(2, Gpu::new().slots(100).work_ms(600)).await;
     let keys = json!({"max_in_flight": 1, "jobs": {"methods": ["POST"], "paths": ["/prompt"]}});
     let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(keys).start().await;
     let report = Load::burst(20).get("/history/7").run(&envoy).await;

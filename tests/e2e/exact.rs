@@ -329,7 +329,8 @@ async fn two_pools_and_two_listeners_keep_their_books_apart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn thirty_two_workers_and_a_thousand_hosts_are_exact() {
     // Four real hosts among 1,024 names: the others are out of slots' reach, because nobody listens there and each is drained.
-    let fleet = Fleet::start(4, Gpu::new().slots(1000).work_ms(200)).await;
+    // As long as a job takes no busy machine takes to send all of them.
+    let fleet = Fleet::start(4, Gpu::new().slots(1000).work_ms(2000)).await;
     let mut hosts: Vec<Value> =
         (0..1020).map(|n| json!({"address": format!("127.1.{}.{}:9", n / 250, n % 250 + 1), "drain": true})).collect();
     hosts.extend(named(&fleet, &[0, 1, 2, 3]).as_array().cloned().expect("a list"));
