@@ -91,6 +91,16 @@ pub trait Host: Clone + 'static {
     fn set(&self, metric: u32, to: u64);
     /// Answers the request.
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault>;
+    /// Lets the current stream, which is paused at its request's headers, go on; not before the callback has ended.
+    fn resume(&self) -> Result<(), Fault>;
+    /// Asks for a tick of the current root, or of the current stream's, each such period from now on.
+    fn tick_each(&self, period: Duration);
+    /// Makes a shared queue of this name, of which Envoy tells the current root when something is put in. It takes the place of the root that asked before.
+    fn register_bell(&self, name: &str) -> Result<u32, Fault>;
+    /// Puts something in a shared queue, so that its root is told.
+    fn ring(&self, bell: u32) -> Result<(), Fault>;
+    /// Empties a shared queue.
+    fn silence_bell(&self, bell: u32);
     /// Makes a stream the current one, inside a callback of its root. Refused if the stream has gone.
     fn enter(&self, stream: u32) -> Result<(), Fault>;
 }
@@ -135,6 +145,12 @@ impl Headers {
         Self(bytes)
     }
 
+    /// The value of this name, if there is one only: of several nobody can say whose each is.
+    pub fn only(&self, wanted: &[u8]) -> Option<&[u8]> {
+        let mut values = self.iter().filter(|(name, _)| *name == wanted).map(|(_, value)| value);
+        values.next().filter(|_| values.next().is_none())
+    }
+
     /// The first value of this name; empty if there is none.
     pub fn value(&self, wanted: &[u8]) -> &[u8] {
         self.iter().find(|(name, _)| *name == wanted).map_or(&[], |(_, value)| value)
@@ -155,6 +171,12 @@ mod tests {
     fn headers_come_back_as_they_were_encoded_whatever_their_bytes() {
         let pairs: [(&[u8], &[u8]); 4] = [(b":path", b"/"), (b"x", b""), (b"x", b"\xff\x00\x80"), (b"", b"y")];
         assert_eq!(Headers::encode(&pairs).iter().collect::<Vec<_>>(), pairs);
+    }
+
+    #[test]
+    fn a_header_that_is_there_twice_has_no_only_value() {
+        let headers = Headers::encode(&[(b"a", b"1"), (b"b", b"2"), (b"b", b"3")]);
+        assert_eq!([b"a", b"b", b"c"].map(|name| headers.only(name)), [Some(b"1".as_slice()), None, None]);
     }
 
     proptest! {

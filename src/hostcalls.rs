@@ -65,6 +65,10 @@ unsafe extern "C" {
     fn proxy_increment_metric(id: u32, by: i64) -> u32;
     fn proxy_record_metric(id: u32, value: u64) -> u32;
     fn proxy_set_effective_context(context: u32) -> u32;
+    fn proxy_continue_stream(stream: u32) -> u32;
+    fn proxy_register_shared_queue(name: *const u8, size: usize, queue: *mut u32) -> u32;
+    fn proxy_enqueue_shared_queue(queue: u32, data: *const u8, size: usize) -> u32;
+    fn proxy_dequeue_shared_queue(queue: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_buffer_bytes(buffer: u32, start: usize, most: usize, data: *mut *mut u8, size: *mut usize) -> u32;
 }
 
@@ -79,12 +83,6 @@ unsafe extern "C" {
 pub struct Envoy;
 
 impl Envoy {
-    /// Asks for a tick of the current root each `millis`.
-    pub fn tick_each(self, millis: u32) {
-        // SAFETY: no pointers.
-        let _ = unsafe { proxy_set_tick_period_milliseconds(millis) };
-    }
-
     /// The first `size` bytes of the plugin's configuration, inside `on_configure`.
     pub fn configuration(self, size: usize) -> Result<Vec<u8>, Fault> {
         buffer(buffers::PLUGIN_CONFIGURATION, size).map(Option::unwrap_or_default)
@@ -261,6 +259,36 @@ impl Host for Envoy {
                 NO_GRPC_STATUS,
             )
         })
+    }
+
+    fn resume(&self) -> Result<(), Fault> {
+        const REQUEST: u32 = 0;
+        // SAFETY: no pointers.
+        check(unsafe { proxy_continue_stream(REQUEST) })
+    }
+
+    fn tick_each(&self, period: Duration) {
+        // SAFETY: no pointers.
+        let _ = unsafe { proxy_set_tick_period_milliseconds(period.as_millis() as u32) };
+    }
+
+    fn register_bell(&self, name: &str) -> Result<u32, Fault> {
+        let mut bell = 0;
+        // SAFETY: see the top of this file.
+        check(unsafe { proxy_register_shared_queue(name.as_ptr(), name.len(), &raw mut bell) })?;
+        Ok(bell)
+    }
+
+    fn ring(&self, bell: u32) -> Result<(), Fault> {
+        const SOMETHING: &[u8] = b"!";
+        // SAFETY: see the top of this file.
+        check(unsafe { proxy_enqueue_shared_queue(bell, SOMETHING.as_ptr(), SOMETHING.len()) })
+    }
+
+    fn silence_bell(&self, bell: u32) {
+        // One at a time; an empty queue is refused.
+        // SAFETY: see the top of this file.
+        while let Ok(Some(_)) = owned(|data, size| unsafe { proxy_dequeue_shared_queue(bell, data, size) }) {}
     }
 
     fn enter(&self, stream: u32) -> Result<(), Fault> {

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, ContextType};
@@ -11,7 +12,7 @@ use crate::host::{Host, Level};
 use crate::hostcalls::Envoy;
 use crate::roles::balancer::{Flow, Plan, Stream};
 use crate::roles::status;
-use crate::roles::worker::{TICK, Worker};
+use crate::roles::worker::Worker;
 
 /// Most lines that a refused configuration puts in the log.
 const MOST_FAULTS: usize = 20;
@@ -32,7 +33,7 @@ fn worker() -> Rc<RefCell<Worker<Envoy>>> {
 #[allow(unsafe_code)]
 mod entry {
     proxy_wasm::main! {{
-        proxy_wasm::set_root_context(|id| Box::new(super::Root { id, role: super::Running::Nothing, has_ticked: false }));
+        proxy_wasm::set_root_context(|id| Box::new(super::Root { id, role: super::Running::Nothing }));
     }}
 }
 
@@ -47,7 +48,6 @@ enum Running {
 struct Root {
     id: u32,
     role: Running,
-    has_ticked: bool,
 }
 
 impl Context for Root {
@@ -66,7 +66,7 @@ impl Drop for Root {
         {
             plan.end(&mut worker);
         }
-        Envoy.tick_each(0);
+        Envoy.tick_each(Duration::ZERO);
     }
 }
 
@@ -88,8 +88,7 @@ impl RootContext for Root {
                 }
                 self.role = Running::Balancer(Rc::new(plan));
                 // The first tick makes the books; at random, so that the workers' later ticks do not all meet at the record.
-                self.has_ticked = false;
-                Envoy.tick_each(1 + (Envoy.random() % FIRST_TICK_WITHIN_MS) as u32);
+                Envoy.tick_each(Duration::from_millis(1 + Envoy.random() % FIRST_TICK_WITHIN_MS));
                 true
             }
             Ok(Role::Status) => {
@@ -110,13 +109,18 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
-        if !std::mem::replace(&mut self.has_ticked, true) {
-            Envoy.tick_each(TICK.as_millis() as u32);
-        }
         if let Running::Balancer(plan) = &self.role
             && let Ok(mut worker) = worker().try_borrow_mut()
         {
             plan.tick(&mut worker);
+        }
+    }
+
+    fn on_queue_ready(&mut self, _: u32) {
+        if let Running::Balancer(plan) = &self.role
+            && let Ok(mut worker) = worker().try_borrow_mut()
+        {
+            plan.rung(&mut worker);
         }
     }
 
@@ -158,7 +162,7 @@ impl HttpContext for Balancing {
         }
         match flow {
             Flow::Continue => Action::Continue,
-            Flow::Answered => Action::Pause,
+            Flow::Answered | Flow::Paused => Action::Pause,
         }
     }
 

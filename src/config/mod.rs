@@ -5,6 +5,7 @@ mod health;
 mod hosts;
 mod json;
 mod pool;
+mod queue;
 mod reader;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::time::Duration;
 pub use health::{Breaker, Failure, Probe, Statuses};
 pub use hosts::{Discovery, Entry, Host, MOST_HOSTS, WEIGHTS, is_a_hosts};
 pub use pool::{Explain, Jobs, NoHost, Pool, Score};
+pub use queue::{Priorities, Queue, Source};
 
 use json::Json;
 use reader::{Faults, Fields, Reader};
@@ -102,17 +104,15 @@ impl Balancer {
         let token = "a header name in lower case, such as x-gateway-destination-endpoint";
         let override_header: Rc<str> =
             fields.text("override_header", "x-gateway-destination-endpoint", token, is_header_name).into();
-        let trusted = fields.boolean("trusted_headers", false);
-        if trusted {
-            fields.note("trusted_headers", "not supported yet");
-        }
+        let trusts_headers = fields.boolean("trusted_headers", false);
         let alerts = fields.optional("alerts", Alerts::read).map(Rc::new);
+        let whole = pool::Whole { override_header: override_header.clone(), trusts_headers, alerts };
         let mut pools = BTreeMap::new();
         let there = fields.take("pools", |value| {
             value.fields()?.each(|name, pool| {
                 if name.is_empty() {
                     pool.refuse("the pool of a cluster: its name is empty");
-                } else if let Some(read) = Pool::read(pool, name, override_header.clone(), alerts.clone()) {
+                } else if let Some(read) = Pool::read(pool, name, &whole) {
                     pools.insert(name.to_owned(), Rc::new(read));
                 }
             });

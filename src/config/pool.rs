@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::health::{Breaker, Failure, Probe};
 use super::hosts::{Discovery, Entry, Host, MOST_HOSTS, refuse_repeated};
+use super::queue::{Priorities, Queue, Source};
 use super::reader::{Fields, Reader};
 use super::{Alerts, millis};
 
@@ -29,6 +30,12 @@ pub struct Pool {
     pub time_constant: Duration,
     /// What takes a slot; `None`: every request.
     pub jobs: Option<Jobs>,
+    /// Where jobs wait that no host has a slot for; `None`: they are refused.
+    pub queue: Option<Queue>,
+    /// Where a job's priority is written; `None`: all are the same.
+    pub priority: Option<Priorities>,
+    /// Where it is written whose job it is; `None`: all are one tenant's.
+    pub tenant: Option<Source>,
     /// How many next-best hosts follow the chosen one in the header.
     pub alternates: usize,
     /// What happens when no host is eligible.
@@ -44,6 +51,13 @@ pub struct Pool {
     /// Of the whole configuration: see [`super::Balancer::override_header`].
     pub override_header: Rc<str>,
     /// Of the whole configuration: where alerts go, if anywhere.
+    pub alerts: Option<Rc<Alerts>>,
+}
+
+/// What the whole configuration says to each pool.
+pub(super) struct Whole {
+    pub override_header: Rc<str>,
+    pub trusts_headers: bool,
     pub alerts: Option<Rc<Alerts>>,
 }
 
@@ -125,7 +139,7 @@ impl Score {
 }
 
 impl Pool {
-    pub(super) fn read(value: Reader, name: &str, override_header: Rc<str>, alerts: Option<Rc<Alerts>>) -> Option<Self> {
+    pub(super) fn read(value: Reader, name: &str, whole: &Whole) -> Option<Self> {
         let mut fields = value.fields()?;
         let max_in_flight = fields.integer("max_in_flight", 1..=1_000_000, 50) as u32;
         let discovery = fields.optional("discovery", Discovery::read);
@@ -147,6 +161,9 @@ impl Pool {
         let score = fields.section("score", Score::read);
         let time_constant = fields.section("ewma", |ewma| millis(ewma, "time_constant_ms", 30_000));
         let jobs = fields.optional("jobs", Jobs::read);
+        let queue = fields.optional("queue", Queue::read);
+        let priority = fields.optional("priority", |fields| Priorities::read(fields, whole.trusts_headers)).flatten();
+        let tenant = fields.optional("tenant", |fields| Source::read(fields, whole.trusts_headers, "x-tenant")).flatten();
         let alternates = fields.integer("alternates", 0..=8, 2) as usize;
         let no_host = match fields.word("no_host", &["reject", "fallback"], &[], "reject") {
             "fallback" => NoHost::Fallback,
@@ -177,14 +194,17 @@ impl Pool {
             score,
             time_constant,
             jobs,
+            queue,
+            priority,
+            tenant,
             alternates,
             no_host,
             failure,
             breaker,
             probe,
             explain,
-            override_header,
-            alerts,
+            override_header: whole.override_header.clone(),
+            alerts: whole.alerts.clone(),
         })
     }
 
@@ -202,4 +222,4 @@ impl Pool {
 }
 
 /// Keys of features to come.
-const LATER: [&str; 9] = ["weighted", "queue", "class", "cost", "priority", "tenant", "telemetry", "budgets", "affinity"];
+const LATER: [&str; 6] = ["weighted", "class", "cost", "telemetry", "budgets", "affinity"];

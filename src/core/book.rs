@@ -12,6 +12,8 @@
 //!
 //! Every change of counts needs a book that is in step; a book that is not joins first, in a transaction of its own.
 
+mod waiting;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -19,6 +21,7 @@ use std::time::Duration;
 use super::address::Address;
 use super::lease::Lease;
 use super::newcomer;
+use super::queue::Waiting;
 use super::record::{Named, Record, Seat, Worker};
 use super::time::Instant;
 use crate::config::Score;
@@ -47,6 +50,10 @@ pub struct Declared {
     pub slow_start: Duration,
     /// Whether the hosts are those of Envoy's cluster.
     pub discovers: bool,
+    /// Most jobs that may wait; 0: there is no queue.
+    pub max_length: u32,
+    /// How long the oldest job of a priority waits until that gets its part of the slots.
+    pub ageing: Duration,
 }
 
 impl Declared {
@@ -68,7 +75,7 @@ impl Declared {
         }
         let Score { in_flight_weight, latency_weight, target_latency } = self.score;
         (in_flight_weight.to_bits(), latency_weight.to_bits(), target_latency).hash(&mut hasher);
-        (self.has_pool, self.time_constant, self.slow_start, self.discovers).hash(&mut hasher);
+        (self.has_pool, self.time_constant, self.slow_start, self.discovers, self.max_length, self.ageing).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -99,10 +106,16 @@ pub struct Book {
     step: Option<Step>,
     /// The leases by stream.
     leases: BTreeMap<u32, Lease>,
+    /// The jobs that wait, by stream.
+    waiting: BTreeMap<u32, Waiting>,
+    /// The shared queue through which this worker is woken; 0 if it has none.
+    pub bell: u32,
     /// Beats of the other workers, and for how many ticks each has stood still.
     watch: BTreeMap<u64, (u32, u32)>,
     /// Counted here until a transaction carries it: requests without a lease.
     pub unleased: u64,
+    /// Counted here until a transaction carries it: jobs that were refused because too many wait.
+    pub turned_away: u64,
     /// Counted here until a transaction carries it: transactions that had to be run again.
     pub conflicts: u64,
     /// Whether this worker ever took a lease.
@@ -131,8 +144,11 @@ impl Book {
             fingerprint: Declared::default().fingerprint(),
             step: None,
             leases: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            bell: 0,
             watch: BTreeMap::new(),
             unleased: 0,
+            turned_away: 0,
             conflicts: 0,
             served: false,
             beats: 0,
@@ -184,6 +200,8 @@ impl Book {
             epoch: record.header.epoch,
             beat: self.beats.wrapping_add(1),
             served: self.served.into(),
+            bell: self.bell,
+            called: 0,
         };
         let row = match found {
             Some(row) => {
@@ -192,6 +210,7 @@ impl Book {
             }
             None => record.add_worker(entry),
         };
+        self.write_waiting(record);
         self.retire_unnamed(record);
         record.sweep();
         record.drop_retired();
@@ -256,6 +275,7 @@ impl Book {
         if news && self.declared.has_pool {
             record.header.describe(&self.declared.score, self.declared.time_constant);
             record.header.describe_joining(self.declared.slow_start, self.declared.discovers);
+            record.header.describe_queue(self.declared.max_length, self.declared.ageing);
         }
     }
 
@@ -297,18 +317,20 @@ impl Book {
     pub fn beat(&self, record: &mut Record) {
         let header = &mut record.header;
         header.unleased = header.unleased.saturating_add(self.unleased);
+        header.queue_full = header.queue_full.saturating_add(self.turned_away);
         header.conflicts = header.conflicts.saturating_add(self.conflicts);
         let row = self.step.and_then(|step| record.worker_row(self.worker, step.row));
         if let Some((row, mut worker)) = row.and_then(|row| Some((row, record.worker(row)?))) {
             worker.beat = self.beats.wrapping_add(1);
             worker.served = self.served.into();
+            (worker.bell, worker.called) = (self.bell, 0);
             record.set_worker(row, worker);
         }
     }
 
     /// The record that carries the beat is stored.
     pub fn has_beaten(&mut self) {
-        (self.unleased, self.conflicts) = (0, 0);
+        (self.unleased, self.turned_away, self.conflicts) = (0, 0, 0);
         self.has_shown_its_beat();
     }
 
@@ -355,9 +377,9 @@ impl Book {
         std::mem::replace(&mut self.beat_is_due, true)
     }
 
-    /// Whether this worker has nothing to do with the pool any more: its configurations do not have it, and it holds no lease.
+    /// Whether this worker has nothing to do with the pool any more: its configurations do not have it, it holds no lease, and none of its jobs waits.
     pub fn is_idle(&self) -> bool {
-        !self.declared.has_pool && self.leases.is_empty()
+        !self.declared.has_pool && self.leases.is_empty() && self.waiting.is_empty()
     }
 
     /// Takes the worker out of the record; it holds nothing, so no count changes. The last one takes the hosts along.

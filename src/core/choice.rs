@@ -79,11 +79,7 @@ pub enum Kind {
 /// Chooses among the pool's hosts; changes nothing but the roster, which it brings up to date.
 pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, random: &mut Random, kind: Kind) -> Decision {
     roster.refresh(record, pool, now);
-    let entries = record.host_bytes();
-    let load = |slot: u32| {
-        let entry = entries.get(slot as usize).map(Front::of).unwrap_or_default();
-        entry.load().saturating_add(roster.earlier_load(slot, record))
-    };
+    let load = loads(record, roster);
     let mut scores = Vec::with_capacity(roster.serving().len());
     let mut lowest = f64::INFINITY;
     for place in roster.serving() {
@@ -127,6 +123,39 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
     Decision::Chosen(Chosen { hosts, trial: trial.map(|_| overdue()), why })
 }
 
+/// The jobs that fill a host's slots, by its own.
+fn loads<'a>(record: &'a Record, roster: &'a Roster) -> impl Fn(u32) -> u32 + Copy + 'a {
+    let entries = record.host_bytes();
+    move |slot| {
+        let entry = entries.get(slot as usize).map(Front::of).unwrap_or_default();
+        entry.load().saturating_add(roster.earlier_load(slot, record))
+    }
+}
+
+/// How many jobs the pool takes now: free slots of hosts that serve, and one for each host that waits for its trial. A stranger's early trial is one only
+/// where there is no other.
+pub fn free_slots(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant) -> usize {
+    roster.refresh(record, pool, now);
+    let load = loads(record, roster);
+    let free = |place: &Place| place.max_in_flight.saturating_sub(load(place.slot)) as usize;
+    let trials = |places: &[Place]| places.iter().filter(|place| free(place) > 0).count();
+    let slots = roster.serving().iter().map(free).sum::<usize>().saturating_add(trials(roster.on_trial()));
+    if slots > 0 { slots } else { trials(roster.on_early_trial()).min(1) }
+}
+
+/// After how long a job that comes behind so many others should have its slot: the pool's hosts end `slots / mean latency` jobs a second. Between 1 s and a minute.
+pub fn expected_wait(roster: &Roster, ahead: u32) -> Duration {
+    let slots = roster.serving().iter().fold(0, |sum: u64, place| sum + u64::from(place.max_in_flight));
+    let seconds = f64::from(roster.mean()) / 1000.0 * (f64::from(ahead) + 1.0) / (slots as f64).max(1.0);
+    Duration::try_from_secs_f64(seconds).unwrap_or(RETRY_AFTER.1).clamp(RETRY_AFTER.0, RETRY_AFTER.1)
+}
+
+/// Whether a host that takes no job now may soon: one is being tried or may be early, or its pause or its ejection ends within this time.
+pub fn is_one_due(roster: &Roster, within: Duration, now: Instant) -> bool {
+    let is_tried = !roster.probing().is_empty() || !roster.on_early_trial().is_empty();
+    is_tried || roster.changes().is_some_and(|changes| changes.since(now) <= within)
+}
+
 /// One of the hosts that should get the next job, whatever its score: any of them, so that one that fails each trial does not stand before the others.
 fn a_free_one(places: &[Place], load: impl Fn(u32) -> u32, random: &mut Random) -> Option<Place> {
     if places.is_empty() {
@@ -136,7 +165,8 @@ fn a_free_one(places: &[Place], load: impl Fn(u32) -> u32, random: &mut Random) 
     free.get(random.below(free.len())).map(|place| **place)
 }
 
-fn no_host(roster: &Roster, now: Instant) -> Decision {
+/// That no host is eligible.
+pub fn no_host(roster: &Roster, now: Instant) -> Decision {
     let wait = roster.changes().map_or(RETRY_AFTER.0, |changes| changes.since(now));
     Decision::NoHost(wait.clamp(RETRY_AFTER.0, RETRY_AFTER.1))
 }

@@ -42,6 +42,12 @@ use crate::config::{Breaker, Failure, Pool};
 /// An ejection is longer by up to this part.
 const JITTER: f64 = 0.1;
 
+/// Where jobs wait, a failure that came sooner than this frees its slot for the next one at once, and hosts that refuse every connection would go through the whole
+/// queue in a moment. So such a host rests for a while, twice as long with each failure in a row: a fleet that restarts costs a few jobs, not all that wait.
+const FAST: Duration = Duration::from_secs(1);
+const REST: Duration = Duration::from_millis(250);
+const LONGEST_REST: Duration = Duration::from_secs(4);
+
 /// What a host is to the choice. Shown by precedence, the last first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -356,6 +362,9 @@ impl Case<'_> {
             penalty::raise(host, now, Fade::new(pool.time_constant, &self.record.header));
             if host.consecutive_failures >= pool.failure.consecutive && self.may_eject() {
                 host.eject(Reason::Failures, &pool.failure, now, random);
+            } else if pool.queue.is_some() && now.since(self.evidence.begun) < FAST {
+                let rest = REST.saturating_mul(1 << (host.consecutive_failures - 1).min(10)).min(LONGEST_REST);
+                host.busy_until = host.busy_until.max((now + rest).0);
             }
         }
     }

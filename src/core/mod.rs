@@ -21,6 +21,7 @@ pub mod packed;
 pub mod penalty;
 pub mod poller;
 pub mod prober;
+pub mod queue;
 pub mod random;
 pub mod record;
 pub mod retry_after;

@@ -52,6 +52,8 @@ pub struct Grpc {
 
 /// The bits of `response.flags` that judge (`envoy/stream_info/stream_info.h`).
 pub mod flag {
+    /// UH: Envoy's cluster has no host that it would use.
+    pub const NO_HEALTHY_HOST: u64 = 1 << 1;
     /// UT: the route's timeout or the per-try timeout.
     pub const UPSTREAM_TIMEOUT: u64 = 1 << 2;
     /// UR: the host reset the stream.
@@ -75,7 +77,7 @@ const HOSTS_DOING: u64 =
     flag::UPSTREAM_RESET | flag::CONNECTION_FAILURE | flag::CONNECTION_TERMINATION | flag::UPSTREAM_PROTOCOL_ERROR;
 
 /// How long a host is left alone that does not say it, or that says 0: one that refuses at once would otherwise draw every job.
-const PAUSE: Duration = Duration::from_secs(1);
+pub const PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest that a host is left alone whatever it says.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(60);

@@ -1,7 +1,8 @@
 //! The shared record of one pool: one block of bytes that all workers read, change and write back with compare-and-swap.
 //!
 //! ```text
-//! Header | Worker × workers | Host × hosts | (generation, past) × hosts that failed once      little-endian, no gaps; O(hosts + workers)
+//! Header | Worker × workers | Host × hosts | (generation, past) × hosts that failed once | Waiting × waiting jobs | Turn × tenants
+//!                                             little-endian, no gaps; O(hosts + workers), and 26 bytes for each job that waits
 //! ```
 //!
 //! **Who counts what.** A host's load is `in_flight + pending`. Each worker's share of `in_flight` is exactly the leases that it
@@ -14,11 +15,13 @@
 //! slot and the generation: a host that left and came back is another entry, and an old lease cannot touch it.
 
 mod layout;
+mod waiting;
 
 use std::time::Duration;
 
 use super::address::Address;
 use super::health::Trial;
+use super::queue::{Turn, Waiting};
 use super::time::Instant;
 use crate::config;
 
@@ -84,9 +87,11 @@ impl Record {
     /// Takes the bytes of a record. Anything else than a whole record of this version is [`Foreign`].
     pub fn parse(bytes: Vec<u8>) -> Result<Self, Foreign> {
         let header = Header::read(bytes.first_chunk().ok_or(Foreign)?);
-        let parts = [(header.workers, Worker::BYTES), (header.hosts, Host::BASE), (header.pasts, PAST_BYTES)];
-        let length =
-            parts.iter().try_fold(Header::BYTES, |sum, (count, each)| sum.checked_add((*count as usize).checked_mul(*each)?));
+        let entries = [(header.workers, Worker::BYTES), (header.hosts, Host::BASE), (header.pasts, PAST_BYTES)];
+        let levels = [header.waiting_high, header.waiting_normal, header.waiting_low];
+        let queue = levels.map(|waiting| (waiting, Waiting::BYTES)).into_iter().chain([(header.turns, Turn::BYTES)]);
+        let mut parts = entries.into_iter().chain(queue);
+        let length = parts.try_fold(Header::BYTES, |sum, (count, each)| sum.checked_add((count as usize).checked_mul(each)?));
         let ours = header.magic == MAGIC && header.version == VERSION && length == Some(bytes.len());
         if ours { Ok(Self { header, bytes }) } else { Err(Foreign) }
     }
@@ -119,10 +124,9 @@ impl Record {
 
     /// Where the past of this generation is, or would be: they stand in the order of their generations.
     fn find_past(&self, generation: u32) -> Result<usize, usize> {
-        let pasts: &[[u8; PAST_BYTES]] = self.bytes.get(self.pasts_start()..).unwrap_or(&[]).as_chunks().0;
         let of = |past: &[u8; PAST_BYTES]| past.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
         let at = |index| self.pasts_start() + index * PAST_BYTES;
-        pasts.binary_search_by_key(&generation, of).map(at).map_err(at)
+        self.past_bytes().binary_search_by_key(&generation, of).map(at).map_err(at)
     }
 
     fn past_at(&self, generation: u32) -> Option<usize> {
@@ -199,8 +203,11 @@ impl Record {
         row
     }
 
-    /// Removes a worker entry; its share of the counts stays.
+    /// Removes a worker entry, and its jobs that wait; its share of the counts stays.
     pub fn remove_worker(&mut self, row: usize) {
+        if let Some(Worker { id, .. }) = self.worker(row) {
+            self.remove_waiting_if(|entry| entry.worker == id);
+        }
         let start = Header::BYTES + row * Worker::BYTES;
         self.bytes.drain(start..start + Worker::BYTES);
         self.header.workers -= 1;
@@ -340,10 +347,12 @@ impl Record {
     /// Takes one more job for a host.
     pub fn reserve(&mut self, slot: u32) {
         self.header.placed = self.header.placed.wrapping_add(1);
-        self.with_host(slot, |host| {
+        let is_beyond = self.with_host(slot, |host| {
             host.in_flight = host.in_flight.saturating_add(1);
             host.requests = host.requests.saturating_add(1);
+            host.load() > host.max_in_flight && !host.is_retired()
         });
+        self.header.beyond_slots = self.header.beyond_slots.saturating_add(is_beyond.unwrap_or(false).into());
     }
 
     /// Places a job on the host in this slot, as a trial that is overdue after the given time if there is one. Gives where it sits.

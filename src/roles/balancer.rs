@@ -1,7 +1,8 @@
 //! The balancer: chooses a host for each request of its pools, and keeps the job's lease until the stream ends.
 //!
 //! ```text
-//! on_http_request_headers   strip ─► choose and reserve ─► set the override header and the number of retries
+//! on_http_request_headers   strip ─► choose and reserve ─► set the override header and the number of retries; or pause
+//! on_tick, on_queue_ready   a slot is free for one that waits ─► the same, and resume       (the worker does it: worker/queue.rs)
 //! on_tick                   where Envoy works on it now ─► move the lease
 //! on_http_response_headers  where it is served, and with which status; Envoy will not retry any more ─► say who served, and why
 //! on_http_response_trailers the status of a gRPC call
@@ -10,7 +11,9 @@
 //!
 //! There is no callback for bodies, for the log and for the end: Envoy need not enter the VM for each chunk, and once less at the end.
 
-use std::cell::RefCell;
+mod waiting;
+
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,22 +22,18 @@ use super::client::{Client, digits};
 use super::explain;
 use super::reply::Verdict;
 use super::roots::Pools;
-use super::worker::{Worker, moved_to};
+use super::route::{Route, name_hosts};
+use super::worker::{Course, Fate, Paused, QUICK_TICK, TICK, Worker, moved_to};
 use crate::config::{self, Explain, NoHost, Pool};
 use crate::core::address::Address;
 use crate::core::choice::{Chosen, Decision, Kind};
 use crate::core::lease::{Lease, Settlement};
-use crate::core::membership::Membership;
-use crate::core::outcome::{End, Grpc, Outcome, VIA_UPSTREAM, flag};
+use crate::core::outcome::{End, Grpc, Outcome, PAUSE, VIA_UPSTREAM, flag};
 use crate::core::retry_after;
-use crate::core::roster::Roster;
 use crate::host::{Headers, Host, Level, Map, number};
 
 /// Headers that only this filter sets.
 const OURS: &[u8] = b"x-plimsoll-";
-
-/// Envoy's own header for the number of retries; it does not reach the host.
-const MAX_RETRIES: &[u8] = b"x-envoy-max-retries";
 
 /// What becomes of a request after its headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,39 +42,8 @@ pub enum Flow {
     Continue,
     /// It was answered here.
     Answered,
-}
-
-/// One pool of one configuration.
-struct Route {
-    name: Rc<str>,
-    /// As it was written.
-    configured: Rc<Pool>,
-    running: RefCell<Running>,
-}
-
-/// A pool with the hosts that it has now.
-struct Running {
-    members: Option<Rc<Membership>>,
-    pool: Rc<Pool>,
-    roster: Roster,
-}
-
-impl Route {
-    fn new(name: &Rc<str>, configured: &Rc<Pool>) -> Self {
-        let running = Running { members: None, pool: configured.clone(), roster: Roster::default() };
-        Self { name: name.clone(), configured: configured.clone(), running: RefCell::new(running) }
-    }
-}
-
-impl Running {
-    /// Takes over what the worker knows of the pool's hosts.
-    fn catch_up<H: Host>(&mut self, route: &Route, worker: &Worker<H>) {
-        let members = worker.members(&route.name);
-        if members.map(Rc::as_ptr) != self.members.as_ref().map(Rc::as_ptr) {
-            let pool = worker.pool(&route.name, &route.configured);
-            *self = Self { members: members.cloned(), pool, roster: Roster::default() };
-        }
-    }
+    /// It waits, to be resumed or answered later.
+    Paused,
 }
 
 /// A configuration that is being run: what a root and its streams share.
@@ -85,6 +53,8 @@ pub struct Plan {
     override_header: Rc<str>,
     pools: Pools,
     routes: BTreeMap<Box<[u8]>, Rc<Route>>,
+    /// How often the root ticks, once it does.
+    pace: Cell<Option<Duration>>,
 }
 
 impl Plan {
@@ -93,7 +63,8 @@ impl Plan {
         let pools: Pools = config.pools.into_iter().map(|(name, pool)| (name.into(), pool)).collect();
         let route = |(name, pool): &(Rc<str>, Rc<Pool>)| (name.as_bytes().into(), Rc::new(Route::new(name, pool)));
         let routes = pools.iter().map(route).collect();
-        Self { root, instance: instance.into(), override_header: config.override_header, pools, routes }
+        let (instance, override_header) = (instance.into(), config.override_header);
+        Self { root, instance, override_header, pools, routes, pace: Cell::default() }
     }
 
     /// Envoy has configured the root.
@@ -104,6 +75,19 @@ impl Plan {
     /// The root's tick.
     pub fn tick<H: Host>(&self, worker: &mut Worker<H>) {
         worker.root_ticks(self.root, &self.instance, &self.pools);
+        self.set_pace(worker, if worker.anyone_waits() { QUICK_TICK } else { TICK });
+    }
+
+    /// The root's bell was rung.
+    pub fn rung<H: Host>(&self, worker: &mut Worker<H>) {
+        worker.hears_bell(self.root);
+    }
+
+    /// Sets to how often the root ticks. To set it anew puts the next tick off: so only a tick makes ticks rare again, or there might never be one.
+    fn set_pace<H: Host>(&self, worker: &Worker<H>, pace: Duration) {
+        if self.pace.replace(Some(pace)) != Some(pace) {
+            worker.host.tick_each(pace);
+        }
     }
 
     /// Envoy deletes the root.
@@ -126,6 +110,8 @@ pub struct Stream<H> {
     answer: Answer,
     /// Why it goes where it goes, and who is to learn that.
     why: Option<(String, Explain)>,
+    /// While it waits: where, and what its worker makes of it.
+    waits: Option<(Rc<str>, Rc<RefCell<Fate>>)>,
 }
 
 /// A pool as it was when the stream began.
@@ -157,6 +143,7 @@ impl<H: Host> Stream<H> {
             sent_to: None,
             answer: Answer::default(),
             why: None,
+            waits: None,
         }
     }
 
@@ -168,46 +155,60 @@ impl<H: Host> Stream<H> {
         let Some(route) = self.plan.routes.get(cluster.as_slice()).cloned() else {
             return Flow::Continue;
         };
-        let kind = match self.host.request_headers() {
+        let request = match self.host.request_headers() {
             Ok(headers) => {
                 self.client = self.receive(&headers);
-                kind(&route.configured, &headers)
+                self.describe(&route.configured, &headers)
             }
             // Then nobody can say what the request is: it is counted, and the one header that steers is removed unseen.
             Err(_) => {
                 let _ = self.host.set_request_header(self.plan.override_header.as_bytes(), None);
-                Kind::Job
+                self.describe(&route.configured, &Headers::default())
             }
         };
-        let (decision, leased) = {
+        let kind = request.kind;
+        let (course, leased) = {
             let (Ok(mut worker), Ok(mut running)) = (self.worker.try_borrow_mut(), route.running.try_borrow_mut()) else {
                 return Flow::Continue;
             };
             worker.stream_starts(self.plan.root, &self.plan.instance, &self.plan.pools);
             running.catch_up(&route, &worker);
-            let Running { pool, roster, .. } = &mut *running;
-            let decision = worker.choose(&route.name, self.id, pool, roster, kind);
+            let course = worker.choose(&route.name, request, &mut running);
+            let blames = !self.client.sets_retries && !self.client.is_malformed;
             if let Some(lease) = worker.lease_mut(&route.name, self.id) {
-                lease.blames = !self.client.sets_retries && !self.client.is_malformed;
-                lease.upload.length = self.client.length;
+                (lease.blames, lease.upload.length) = (blames, self.client.length);
             }
-            let decision = decision.map_err(|fault| worker.say_fault("choose a host", fault));
-            (decision, Leased { name: route.name.clone(), pool: pool.clone() })
+            if let Ok(Course::Waits(entry)) = course {
+                let fate = Rc::<RefCell<Fate>>::default();
+                let paused = Paused::new(route.clone(), fate.clone(), blames, self.client.length, entry.since());
+                worker.pause(&route.name, entry, paused);
+                self.waits = Some((route.name.clone(), fate));
+                self.plan.set_pace(&worker, QUICK_TICK);
+            }
+            let course = course.map_err(|fault| worker.say_fault("choose a host", fault));
+            (course, Leased { name: route.name.clone(), pool: running.pool.clone() })
         };
         let pool = &leased.pool;
-        match decision {
-            Ok(Decision::Chosen(chosen)) => self.send_to(leased, &chosen, kind),
-            Ok(Decision::Full(retry_after)) => self.answer(Verdict::Full, leased, kind, retry_after),
-            Ok(Decision::NoHost(retry_after)) if pool.no_host == NoHost::Reject && !pool.awaits_hosts() => {
+        match course {
+            Ok(Course::Placed(placed)) => self.send_to(leased, &placed.chosen, kind),
+            Ok(Course::Decided(Decision::Chosen(chosen))) => self.send_to(leased, &chosen, kind),
+            Ok(Course::Waits(_)) => Flow::Paused,
+            Ok(Course::QueueFull(retry_after)) => self.answer(Verdict::QueueFull, leased, kind, retry_after),
+            Ok(Course::Decided(Decision::Full(retry_after))) => self.answer(Verdict::Full, leased, kind, retry_after),
+            Ok(Course::Decided(Decision::NoHost(retry_after))) if pool.no_host == NoHost::Reject && !pool.awaits_hosts() => {
                 self.answer(Verdict::NoHost, leased, kind, retry_after)
             }
             // Missing books, and hosts that are yet to be known, never mean stop.
-            Ok(Decision::NoHost(_)) | Err(()) => self.leave_to_envoy(leased, kind),
+            Ok(Course::Decided(Decision::NoHost(_))) | Err(()) => self.leave_to_envoy(leased, kind),
         }
     }
 
     /// `on_http_response_headers`.
     pub fn response(&mut self) {
+        if self.learn_fate() {
+            // Somebody else answers it, and it will not be resumed.
+            self.leave_queue();
+        }
         let why = self.why.take();
         if self.leased.is_none() && why.is_none() {
             return;
@@ -267,6 +268,9 @@ impl<H: Host> Stream<H> {
 
     /// Envoy deletes the stream, after its last byte or its abort.
     pub fn done(&mut self) {
+        if self.learn_fate() {
+            self.leave_queue();
+        }
         let Some(Leased { name, pool }) = self.leased.take() else {
             return;
         };
@@ -302,31 +306,21 @@ impl<H: Host> Stream<H> {
     }
 
     fn send_to(&mut self, to: Leased, chosen: &Chosen, kind: Kind) -> Flow {
-        let texts: Vec<&str> =
-            chosen.hosts.iter().filter_map(|host| to.pool.hosts.get(*host)).map(|host| host.text.as_str()).collect();
-        self.explain(&to.pool, || explain::chosen(&to.pool, chosen, kind));
-        let named = self.host.set_request_header(self.plan.override_header.as_bytes(), Some(texts.join(",").as_bytes()));
-        let retries = texts.len().saturating_sub(1).to_string();
-        let limited = self.host.set_request_header(MAX_RETRIES, Some(retries.as_bytes()));
+        self.why = explain::to_whom(&to.pool, || explain::chosen(&to.pool, chosen, kind, Duration::ZERO));
+        let named = name_hosts(&self.host, &to.pool, chosen);
         if kind == Kind::Job {
             (self.leased, self.sent_to) = (Some(to), chosen.hosts.first().copied());
         }
-        if let Err(fault) = named.and(limited)
+        if let Err(fault) = named
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
-            // Envoy chooses; the lease follows to where it sends the job.
             worker.say_fault("name the chosen host", fault);
         }
         Flow::Continue
     }
 
-    fn explain(&mut self, pool: &Pool, why: impl FnOnce() -> String) {
-        let to = pool.explain;
-        self.why = (to != Explain::Off).then(|| (why(), to));
-    }
-
     fn leave_to_envoy(&mut self, to: Leased, kind: Kind) -> Flow {
-        self.explain(&to.pool, || "policy=envoy".to_owned());
+        self.why = explain::to_whom(&to.pool, explain::left_to_envoy);
         if kind == Kind::Job
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {
@@ -337,7 +331,7 @@ impl<H: Host> Stream<H> {
     }
 
     fn answer(&mut self, verdict: Verdict, to: Leased, kind: Kind, retry_after: Duration) -> Flow {
-        self.explain(&to.pool, || format!("policy=least_score verdict={}", verdict.word()));
+        self.why = explain::to_whom(&to.pool, || explain::answered(verdict, Duration::ZERO));
         let sent = verdict.send(&self.host, retry_after);
         if let Ok(mut worker) = self.worker.try_borrow_mut() {
             match sent {
@@ -359,7 +353,10 @@ impl<H: Host> Stream<H> {
         let patience = self.client.patience;
         let elapsed = lease.filter(|_| patience.is_some()).map_or(Duration::ZERO, |lease| self.host.now().since(lease.taken));
         let end = End { code, came_after_timeout, is_at_fault, flags, details: &details, grpc, retry_after, patience, elapsed };
-        end.outcome(&pool.failure.statuses)
+        let outcome = end.outcome(&pool.failure.statuses);
+        // Envoy answers at once, and so would all that wait be answered.
+        let would_drain_queue = outcome == Outcome::Neutral && flags & flag::NO_HEALTHY_HOST != 0 && pool.queue.is_some();
+        if would_drain_queue { Outcome::Busy(PAUSE) } else { outcome }
     }
 
     /// Whether the client has not sent all of its body: a host may answer before that, or lose its patience, and break off. One that breaks off

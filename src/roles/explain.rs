@@ -1,9 +1,12 @@
 //! Why a job went where it went, in one line of `key=value`.
 
+use std::time::Duration;
+
 use crate::config::{Explain, Pool};
 use crate::core::choice::{Chosen, FULL, Kind};
 use crate::core::roster::BEHIND;
 use crate::host::Host;
+use crate::roles::reply::Verdict;
 
 /// Who served.
 const HOST: &str = "x-plimsoll-host";
@@ -15,7 +18,7 @@ const WHY: &str = "x-plimsoll-why";
 const LONG: usize = 240;
 
 /// What is known when the host is chosen.
-pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind) -> String {
+pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind, waited: Duration) -> String {
     let kind = match (kind, chosen.trial) {
         (Kind::Job, None) => "job",
         (Kind::Job, Some(_)) => "trial",
@@ -45,8 +48,30 @@ pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind) -> String {
         line.push_str(" held_back=");
         push_whole(&mut line, why.held_back as u64);
     }
-    line.push_str(" waited_ms=0");
+    push_waited(&mut line, waited);
     line
+}
+
+/// Why, if anybody is to learn it, and who.
+pub fn to_whom(pool: &Pool, why: impl FnOnce() -> String) -> Option<(String, Explain)> {
+    (pool.explain != Explain::Off).then(|| (why(), pool.explain))
+}
+
+/// Why a request was answered here.
+pub fn answered(verdict: Verdict, waited: Duration) -> String {
+    let mut line = format!("policy=least_score verdict={}", verdict.word());
+    push_waited(&mut line, waited);
+    line
+}
+
+/// Where Envoy chooses.
+pub fn left_to_envoy() -> String {
+    "policy=envoy".to_owned()
+}
+
+fn push_waited(line: &mut String, waited: Duration) {
+    line.push_str(" waited_ms=");
+    push_whole(line, waited.as_millis() as u64);
 }
 
 /// Writes a score with three digits behind the point. The library's own way takes a microsecond each, for precision that nobody asks for here.
@@ -113,7 +138,7 @@ mod tests {
         let pool = crate::core::fixture::pool_of(2, "");
         let line = |score, held_back| {
             let why = Why { score: 2.0, jobs: 1.4, latency: 0.6, penalty: 1.0, runner_up: Some((1, score)), held_back };
-            chosen(&pool, &Chosen { hosts: vec![0], trial: None, why: Some(why) }, Kind::Job)
+            chosen(&pool, &Chosen { hosts: vec![0], trial: None, why: Some(why) }, Kind::Job, Duration::ZERO)
         };
         let tail = |line: String| line.split_once("runner_up_score=").unwrap().1.to_owned();
         assert_eq!(tail(line(3.0, 0)), "3.000 waited_ms=0");

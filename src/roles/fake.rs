@@ -1,77 +1,17 @@
 //! A host for tests: Envoy's shared data in memory, virtual time, streams, and on command whatever can go wrong.
 
+mod process;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::core::random::Random;
+pub use process::Process;
+
 use crate::core::time::Instant;
 use crate::host::{Fault, Headers, Host, Level, Map, Metric, Shared};
-
-/// What all VMs of one Envoy share: the data, one clock, one source of randomness.
-#[derive(Debug)]
-pub struct Process {
-    data: Mutex<Data>,
-    micros: AtomicU64,
-    random: Mutex<Random>,
-}
-
-#[derive(Debug, Default)]
-struct Data {
-    values: BTreeMap<String, (Vec<u8>, u32)>,
-    last_cas: u32,
-}
-
-impl Process {
-    /// An Envoy that has run for a day.
-    pub fn new(seed: u64) -> Arc<Self> {
-        let (data, random) = (Mutex::default(), Mutex::new(Random::new(seed)));
-        Arc::new(Self { data, micros: AtomicU64::new(86_400_000_000), random })
-    }
-
-    /// Lets time pass.
-    pub fn pass(&self, time: Duration) {
-        self.micros.fetch_add(time.as_micros() as u64, Relaxed);
-    }
-
-    /// Sets the clock back.
-    pub fn step_back(&self, time: Duration) {
-        self.micros.fetch_sub(time.as_micros() as u64, Relaxed);
-    }
-
-    /// The value under a key.
-    pub fn value(&self, key: &str) -> Option<Vec<u8>> {
-        self.data.lock().unwrap().values.get(key).map(|(bytes, _)| bytes.clone())
-    }
-
-    /// Another hand puts a value under a key, whatever its version.
-    pub fn put(&self, key: &str, value: Vec<u8>) {
-        assert!(self.data.lock().unwrap().store(key, &value, 0));
-    }
-
-    /// A key is lost.
-    pub fn lose(&self, key: &str) {
-        self.data.lock().unwrap().values.remove(key);
-    }
-}
-
-impl Data {
-    /// As `SharedData::set` of proxy-wasm-cpp-host does it: version 0 is any version, and a missing key has every version.
-    fn store(&mut self, key: &str, value: &[u8], cas: u32) -> bool {
-        if let Some((_, version)) = self.values.get(key)
-            && cas != 0
-            && cas != *version
-        {
-            return false;
-        }
-        self.last_cas += 1;
-        self.values.insert(key.to_owned(), (value.to_vec(), self.last_cas));
-        true
-    }
-}
 
 /// The fallible hostcalls.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +26,10 @@ pub enum Call {
     Reply,
     /// [`Host::call`].
     Call,
+    /// [`Host::resume`].
+    Resume,
+    /// [`Host::register_bell`] and [`Host::ring`].
+    Bell,
 }
 
 /// A request of the module's own.
@@ -112,6 +56,12 @@ pub struct Streamed {
     pub maps: BTreeMap<(u8, String), Vec<u8>>,
     /// The filter state that was set.
     pub filter_state: BTreeMap<String, String>,
+    /// Its root; 0: it is one itself.
+    pub root: u32,
+    /// How often it was resumed: once at most, and then its request's headers are out of reach.
+    pub resumed: u32,
+    /// What its VM had stored last when it was resumed.
+    pub stored_before: Vec<u8>,
     /// The status and headers of the filter's own reply.
     pub replied: Option<(u16, BTreeMap<String, String>)>,
     /// The body of that reply.
@@ -129,8 +79,12 @@ type Deed = Box<dyn FnOnce()>;
 
 struct Vm {
     current: Cell<u32>,
+    pace: Cell<Duration>,
+    paces: RefCell<BTreeMap<u32, Duration>>,
+    bell: Cell<Option<u32>>,
+    stored: RefCell<Vec<u8>>,
     streams: RefCell<BTreeMap<u32, Streamed>>,
-    refusals: [Cell<u32>; 5],
+    refusals: [Cell<u32>; 7],
     refused: Cell<u64>,
     meanwhile: RefCell<VecDeque<Deed>>,
     log: RefCell<Vec<String>>,
@@ -152,6 +106,10 @@ impl Fake {
     pub fn new(process: &Arc<Process>) -> Self {
         let vm = Vm {
             current: Cell::default(),
+            pace: Cell::default(),
+            paces: RefCell::default(),
+            bell: Cell::default(),
+            stored: RefCell::default(),
             streams: RefCell::default(),
             refusals: Default::default(),
             refused: Cell::default(),
@@ -167,6 +125,26 @@ impl Fake {
     /// Changes a stream's request or properties; makes the stream if need be.
     pub fn stream<T>(&self, stream: u32, change: impl FnOnce(&mut Streamed) -> T) -> T {
         change(self.vm.streams.borrow_mut().entry(stream).or_default())
+    }
+
+    /// How often the root ticks.
+    pub fn pace(&self) -> Duration {
+        self.vm.pace.get()
+    }
+
+    /// How often a root ticks; `None`: it has not said.
+    pub fn pace_of(&self, root: u32) -> Option<Duration> {
+        self.vm.paces.borrow().get(&root).copied()
+    }
+
+    /// Envoy comes to tell a root that the VM's bell was rung; `None`: it was not. The root may have gone, and then nobody is told.
+    pub fn takes_news(&self) -> Option<u32> {
+        self.process.take_news(self.vm.bell.get()?)
+    }
+
+    /// How much the VM's bell holds.
+    pub fn bell_holds(&self) -> u32 {
+        self.vm.bell.get().map_or(0, |bell| self.process.held_by(bell))
     }
 
     /// The stream whose callback comes next.
@@ -233,15 +211,15 @@ impl Fake {
 
 impl Host for Fake {
     fn now(&self) -> Instant {
-        Instant(self.process.micros.load(Relaxed))
+        Instant(self.process.micros())
     }
 
     fn wall(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_micros(self.process.micros.load(Relaxed))
+        SystemTime::UNIX_EPOCH + Duration::from_micros(self.process.micros())
     }
 
     fn random(&self) -> u64 {
-        self.process.random.lock().unwrap().bits()
+        self.process.random()
     }
 
     fn log(&self, _: Level, line: &str) {
@@ -250,8 +228,7 @@ impl Host for Fake {
 
     fn load(&self, key: &str) -> Result<Shared, Fault> {
         self.check(Call::Load)?;
-        let data = self.process.data.lock().unwrap();
-        Ok(data.values.get(key).map_or(Shared::default(), |(bytes, cas)| Shared { value: Some(bytes.clone()), cas: *cas }))
+        Ok(self.process.load(key))
     }
 
     fn store(&self, key: &str, value: &[u8], cas: u32) -> Result<bool, Fault> {
@@ -260,7 +237,11 @@ impl Host for Fake {
             deed();
         }
         self.check(Call::Store)?;
-        Ok(self.process.data.lock().unwrap().store(key, value, cas))
+        let is_stored = self.process.store(key, value, cas);
+        if is_stored {
+            *self.vm.stored.borrow_mut() = value.to_vec();
+        }
+        Ok(is_stored)
     }
 
     fn property(&self, path: &str) -> Option<Vec<u8>> {
@@ -278,7 +259,8 @@ impl Host for Fake {
     fn set_request_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
         self.check(Call::Header)?;
         let mut streams = self.vm.streams.borrow_mut();
-        let headers = &mut streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?.headers;
+        let stream = streams.get_mut(&self.vm.current.get()).filter(|stream| stream.resumed == 0);
+        let headers = &mut stream.ok_or(Fault(2))?.headers;
         match value {
             Some(value) => headers.insert(name.to_vec(), value.to_vec()),
             None => headers.remove(name),
@@ -341,10 +323,44 @@ impl Host for Fake {
         self.check(Call::Reply)?;
         let mut streams = self.vm.streams.borrow_mut();
         let stream = streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?;
+        assert!(stream.replied.is_none() && stream.resumed == 0, "a stream is answered that was answered or resumed");
         let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string()));
         stream.replied = Some((status, headers.collect()));
         stream.body = String::from_utf8(body.to_vec()).unwrap();
         Ok(())
+    }
+
+    fn resume(&self) -> Result<(), Fault> {
+        self.check(Call::Resume)?;
+        let mut streams = self.vm.streams.borrow_mut();
+        let stream = streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?;
+        assert!(stream.replied.is_none() && stream.resumed == 0, "a stream is resumed that was answered or resumed");
+        stream.resumed += 1;
+        stream.stored_before = self.vm.stored.borrow().clone();
+        Ok(())
+    }
+
+    fn tick_each(&self, period: Duration) {
+        let current = self.vm.current.get();
+        let root = self.vm.streams.borrow().get(&current).map_or(0, |stream| stream.root);
+        self.vm.paces.borrow_mut().insert(if root == 0 { current } else { root }, period);
+        self.vm.pace.set(period);
+    }
+
+    fn register_bell(&self, name: &str) -> Result<u32, Fault> {
+        self.check(Call::Bell)?;
+        let bell = self.process.register(name, self.vm.current.get());
+        self.vm.bell.set(Some(bell));
+        Ok(bell)
+    }
+
+    fn ring(&self, bell: u32) -> Result<(), Fault> {
+        self.check(Call::Bell)?;
+        self.process.ring(bell).ok_or(Fault(1))
+    }
+
+    fn silence_bell(&self, bell: u32) {
+        self.process.silence(bell);
     }
 
     fn enter(&self, stream: u32) -> Result<(), Fault> {

@@ -6,6 +6,7 @@ mod explain;
 mod fleet;
 pub mod reply;
 pub mod roots;
+pub mod route;
 pub mod shared;
 pub mod status;
 mod watch;

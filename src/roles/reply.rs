@@ -11,6 +11,10 @@ pub enum Verdict {
     NoHost,
     /// Every eligible host is at its limit.
     Full,
+    /// Every eligible host is at its limit, and too many wait already.
+    QueueFull,
+    /// No slot came free in time.
+    QueueTimeout,
 }
 
 impl Verdict {
@@ -19,6 +23,8 @@ impl Verdict {
         match self {
             Verdict::NoHost => "no_host",
             Verdict::Full => "full",
+            Verdict::QueueFull => "queue_full",
+            Verdict::QueueTimeout => "queue_timeout",
         }
     }
 
@@ -26,6 +32,8 @@ impl Verdict {
         match self {
             Verdict::NoHost => "no GPU host can take a job now",
             Verdict::Full => "every GPU host is at its limit",
+            Verdict::QueueFull => "every GPU host is at its limit, and the queue is full",
+            Verdict::QueueTimeout => "no GPU host had a free slot in time",
         }
     }
 

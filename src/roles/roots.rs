@@ -106,6 +106,13 @@ impl Roots {
         pools
     }
 
+    /// The pools that the newest live root of each instance names, the newest first.
+    pub fn newest(&self) -> impl Iterator<Item = &(Rc<str>, Rc<Pool>)> {
+        let mut instances: BTreeSet<&str> = BTreeSet::new();
+        let newest_first = self.roots.values().rev().filter(|root| root.live);
+        newest_first.filter(move |root| instances.insert(&root.instance)).flat_map(|root| &root.pools)
+    }
+
     fn known(&mut self, id: u32, instance: &Rc<str>, pools: &Pools) -> &mut Root {
         let made = self.tick;
         match self.roots.entry(id) {

@@ -8,6 +8,7 @@ use super::{reply, shared};
 
 use crate::core::health::{Reason, State};
 use crate::core::penalty::{self, Fade};
+use crate::core::queue::Priority;
 use crate::core::record::{Header, Host as HostEntry, Record};
 use crate::core::score;
 use crate::core::time::Instant;
@@ -49,11 +50,13 @@ fn pool(record: &Record, now: Instant) -> Value {
         "hosts": hosts,
         "discovery": (record.header.discovers != 0).then(|| discovery(record, now)),
         "eligible": record.hosts().filter(is_eligible).count(),
-        "waiting": 0,
+        "waiting": record.count_waiting(),
+        "queue": (record.header.max_length > 0 || record.has_waiting()).then(|| queue(record, now)),
         "workers": record.workers().filter(|worker| worker.served != 0).count(),
         "unleased": record.header.unleased,
         "elsewhere": record.header.elsewhere,
         "overruled": record.header.overruled,
+        "beyond_slots": record.header.beyond_slots,
         "drift": record.header.drift,
         "conflicts": record.header.conflicts,
         "dead_workers": record.header.deaths,
@@ -67,6 +70,30 @@ fn discovery(record: &Record, now: Instant) -> Value {
         "hosts": is_known.then_some(discovered),
         "age_ms": is_known.then(|| millis(now.since(Instant(followed)))),
         "failed_polls": failed_polls,
+    })
+}
+
+fn queue(record: &Record, now: Instant) -> Value {
+    let Header { max_length, dequeued, queue_full, queue_timeout, left, .. } = record.header;
+    let [mut high, mut normal, mut low] = [0, 0, 0];
+    for entry in record.waiting() {
+        match entry.priority() {
+            Priority::High => high += 1,
+            Priority::Normal => normal += 1,
+            Priority::Low => low += 1,
+        }
+    }
+    let longest = record.waiting().next().map_or(Duration::ZERO, |first| now.since(first.since()));
+    json!({
+        "high": high,
+        "normal": normal,
+        "low": low,
+        "longest_wait_ms": millis(longest),
+        "max_length": max_length,
+        "served": dequeued,
+        "full": queue_full,
+        "timed_out": queue_timeout,
+        "left": left,
     })
 }
 

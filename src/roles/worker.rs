@@ -2,15 +2,18 @@
 //! workers where it leads: [`super::watch`].
 
 mod jobs;
+mod queue;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-pub use jobs::moved_to;
+pub use jobs::{Course, Placed, Request, moved_to};
+pub use queue::{Fate, Paused, QUICK_TICK, Sent};
 
 use super::fleet::Fleet;
 use super::roots::{Pools, Roots};
+use super::route::Route;
 use super::shared::{self, Kept};
 use super::watch::{Duties, Led, Watch};
 use crate::config::{self, Discovery, Pool};
@@ -27,7 +30,7 @@ use crate::host::{Fault, Host, Level};
 pub const TICK: Duration = Duration::from_millis(100);
 
 /// Ticks of several roots in one VM that are closer together than this are one tick of the worker.
-const SAME_TICK: Duration = Duration::from_millis(50);
+const SAME_TICK: Duration = Duration::from_millis(90);
 
 /// The fault of a transaction that lost too often; no status of the ABI.
 const CONTENDED: Fault = Fault(u32::MAX);
@@ -57,6 +60,25 @@ pub(super) struct PoolBook {
     pub(super) discovery: Option<Discovery>,
     pub(super) watch: Watch,
     pub(super) fleet: Fleet,
+    /// The hosts that the newest of each instance's configurations name.
+    hosts: Vec<config::Host>,
+    /// The pool with these: by it those are placed that wait.
+    all: Option<Rc<Route>>,
+    /// The streams that wait.
+    paused: BTreeMap<u32, Paused>,
+    /// Those that have waited for too long, and are yet to be answered.
+    overdue: BTreeMap<u32, Paused>,
+    /// How many still waited then, in all workers.
+    still_waiting: u32,
+}
+
+/// What wakes a worker when a slot is free for one of its jobs: a shared queue, of which Envoy tells the root that asked for it.
+#[derive(Default)]
+struct Bell {
+    root: Option<u32>,
+    id: u32,
+    /// It has rung, and has not been heard yet.
+    has_rung: bool,
 }
 
 /// What the live configurations of a worker say of one pool.
@@ -65,6 +87,8 @@ struct Said {
     declared: Declared,
     newest: Option<Rc<Pool>>,
     discovery: Option<Discovery>,
+    /// The hosts of the newest of each instance, each once.
+    hosts: Vec<config::Host>,
 }
 
 /// What the streams and roots of one VM share.
@@ -77,6 +101,7 @@ pub struct Worker<H> {
     ticked: Instant,
     said: BTreeMap<&'static str, (Instant, u64)>,
     pub(super) duties: Duties,
+    bell: Bell,
 }
 
 impl<H: Host> Worker<H> {
@@ -93,6 +118,7 @@ impl<H: Host> Worker<H> {
             ticked: Instant::default(),
             said: BTreeMap::new(),
             duties: Duties::default(),
+            bell: Bell::default(),
         }
     }
 
@@ -121,6 +147,10 @@ impl<H: Host> Worker<H> {
         if self.roots.ended(root) {
             self.declare();
         }
+        if self.bell.root == Some(root) {
+            // Envoy would tell nobody. The next root that ticks asks for it again.
+            self.bell.root = None;
+        }
         if self.roots.is_empty() {
             // No tick will come any more: whoever stayed in the records now would be declared dead.
             self.keep_all_books();
@@ -133,16 +163,35 @@ impl<H: Host> Worker<H> {
             self.books.entry(name.clone()).or_insert_with(|| {
                 shared::publish(&self.host, name);
                 let fleet = if pool.discovery.is_some() { Fleet::known(&self.host, name) } else { Fleet::default() };
-                let (key, book) = (shared::key(name), Book::new(self.id));
-                PoolBook { key, book, kept: Kept::default(), pool: None, discovery: None, watch: Watch::default(), fleet }
+                let (key, mut book) = (shared::key(name), Book::new(self.id));
+                book.bell = self.bell.id;
+                let (kept, watch) = (Kept::default(), Watch::default());
+                let (paused, overdue) = (BTreeMap::new(), BTreeMap::new());
+                PoolBook {
+                    key,
+                    book,
+                    kept,
+                    pool: None,
+                    discovery: None,
+                    watch,
+                    fleet,
+                    hosts: Vec::new(),
+                    all: None,
+                    paused,
+                    overdue,
+                    still_waiting: 0,
+                }
             });
         }
         let mut said: BTreeMap<Rc<str>, Said> = self.books.keys().map(|name| (name.clone(), Said::default())).collect();
         for (name, pool) in self.roots.pools() {
-            let Said { declared, newest, discovery } = said.entry(name.clone()).or_default();
+            let Said { declared, newest, discovery, .. } = said.entry(name.clone()).or_default();
             if newest.is_none() {
                 (declared.score, declared.time_constant, declared.slow_start) = (pool.score, pool.time_constant, pool.slow_start);
                 declared.has_pool = true;
+                if let Some(queue) = &pool.queue {
+                    (declared.max_length, declared.ageing) = (queue.max_length, queue.ageing);
+                }
                 *newest = Some(pool.clone());
             }
             if discovery.is_none() {
@@ -155,22 +204,35 @@ impl<H: Host> Worker<H> {
             let more = pool.hosts.iter().map(config::Host::named).filter(|host| !known.contains(&host.address));
             declared.hosts.extend(more);
         }
-        for (name, Said { declared, newest, discovery }) in said {
+        for (name, pool) in self.roots.newest() {
+            let hosts = &mut said.entry(name.clone()).or_default().hosts;
+            let known: BTreeSet<Address> = hosts.iter().map(|host| host.address).collect();
+            hosts.extend(pool.hosts.iter().filter(|host| !known.contains(&host.address)).cloned());
+        }
+        for (name, Said { declared, newest, discovery, hosts }) in said {
             if let Some(books) = self.books.get_mut(&name) {
+                let is_same = newest.as_ref().map(Rc::as_ptr) == books.pool.as_ref().map(Rc::as_ptr) && books.hosts == hosts;
+                if !is_same {
+                    books.all = newest.as_ref().map(|pool| Rc::new(Route::of_all(&name, pool, hosts.clone())));
+                    books.hosts = hosts;
+                }
                 books.book.declare(declared);
                 (books.pool, books.discovery) = (newest, discovery);
             }
         }
     }
 
-    /// Once per [`TICK`], whichever root it comes from: sees to retries, to what could not be stored, to the other workers, and shows that it lives.
+    /// Sees to those that wait, and once per [`TICK`], whichever root it comes from, to retries, to what could not be stored, to the other workers, and shows that it lives.
     fn tick(&mut self, root: u32) {
+        self.tend_queues(root);
         let now = self.host.now();
         // A clock that stepped back is a new tick, not the same one.
         if (self.ticked..self.ticked + SAME_TICK).contains(&now) && self.ticked != Instant::default() {
             return;
         }
         self.ticked = now;
+        // Should a bell of its own not have been heard: from now on it is rung again.
+        self.bell.has_rung = false;
         self.roots.pass();
         let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
         for name in names {
@@ -178,6 +240,7 @@ impl<H: Host> Worker<H> {
         }
         // Calls of ours are the root's: Envoy would take them for those of the stream that was looked at last.
         let _ = self.host.enter(root);
+        self.see_to_bell(root);
         self.keep_all_books();
         self.send_alerts();
     }
@@ -186,7 +249,9 @@ impl<H: Host> Worker<H> {
         let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
         for name in names {
             match self.keep_books(&name) {
-                Ok(()) if self.books.get(&name).is_some_and(|books| books.book.is_idle()) => _ = self.books.remove(&name),
+                Ok(()) if self.books.get(&name).is_some_and(|books| books.book.is_idle() && books.overdue.is_empty()) => {
+                    self.books.remove(&name);
+                }
                 Ok(()) => {}
                 // A worker that could not leave tries again at the next tick.
                 Err(fault) => self.say_fault("keep the books", fault),
@@ -224,7 +289,9 @@ impl<H: Host> Worker<H> {
                 health::oversee(record, pool, longest, now);
                 lookout::look(record, now)
             });
-            if is_due || events.is_some() || buried > 0 || record.has_droppable() || book.has_unnamed(record) {
+            let agrees = book.agrees_on_waiting(record);
+            if is_due || events.is_some() || buried > 0 || record.has_droppable() || book.has_unnamed(record) || !agrees {
+                book.write_waiting(record);
                 book.retire_unnamed(record);
                 record.drop_retired();
                 return Change::Store((buried, events.map(|events| Led { record: record.clone(), events })));

@@ -55,13 +55,24 @@ pub struct Figure {
     /// What it is compared with, and that one's value in the same run and unit.
     pub baseline: Option<(String, f64)>,
     pub target: Option<Target>,
+    /// In the list, and not only in the file.
+    pub printed: bool,
 }
 
 impl Figure {
     /// The median of the rounds' values.
     pub fn new(name: impl Into<String>, what: impl Into<String>, unit: &'static str, values: &[f64]) -> Self {
         let spread = Spread::of(values);
-        Self { name: name.into(), what: what.into(), unit, value: spread.median, spread, baseline: None, target: None }
+        Self {
+            name: name.into(),
+            what: what.into(),
+            unit,
+            value: spread.median,
+            spread,
+            baseline: None,
+            target: None,
+            printed: true,
+        }
     }
 
     /// How often `values` hold `others`: the ratio of the medians, and the spread of the rounds' own ratios.
@@ -102,12 +113,14 @@ pub struct Figures {
     effort: Effort,
     scenario: String,
     notes: Vec<String>,
+    tables: Vec<String>,
     all: Vec<Figure>,
+    failures: Vec<String>,
 }
 
 impl Figures {
     pub fn new(effort: Effort) -> Self {
-        Self { effort, scenario: String::new(), notes: Vec::new(), all: Vec::new() }
+        Self { effort, scenario: String::new(), notes: Vec::new(), tables: Vec::new(), all: Vec::new(), failures: Vec::new() }
     }
 
     /// The figures that follow are of this scenario.
@@ -126,6 +139,26 @@ impl Figures {
         self.all.push(figure);
     }
 
+    /// Adds one for programs: people find it in a table.
+    pub fn add_unprinted(&mut self, figure: Figure) {
+        self.add(Figure { printed: false, ..figure });
+    }
+
+    /// Prints this text before the list.
+    pub fn table(&mut self, text: String) {
+        self.tables.push(text);
+    }
+
+    /// Something is wrong, but what was measured is worth printing.
+    pub fn fail(&mut self, what: impl Into<String>) {
+        self.failures.push(format!("{}: {}", self.scenario, what.into()));
+    }
+
+    /// What is wrong.
+    pub fn failures(&self) -> &[String] {
+        &self.failures
+    }
+
     /// Writes the file, and makes its directory if need be.
     pub fn write(&self, file: impl AsRef<Path>) {
         let file = file.as_ref();
@@ -139,7 +172,8 @@ impl Figures {
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = self.all.iter().map(|figure| figure.what.chars().count()).max().unwrap_or(0);
+        let printed = || self.all.iter().filter(|figure| figure.printed);
+        let what = printed().map(|figure| figure.what.chars().count()).max().unwrap_or(0);
         writeln!(f)?;
         for note in &self.notes {
             writeln!(f, "{note}")?;
@@ -147,8 +181,11 @@ impl fmt::Display for Figures {
         if self.effort == Effort::Quick {
             writeln!(f, "--quick: too short to mean anything")?;
         }
+        for table in &self.tables {
+            write!(f, "\n{table}")?;
+        }
         writeln!(f, "\n{:what$}  {:>10}  {:>21}  beside", "figure", "value", "rounds: min … max")?;
-        for figure in &self.all {
+        for figure in printed() {
             let spread = format!("{} … {}", short(figure.spread.min), short(figure.spread.max));
             let value = format!("{} {:<3}", short(figure.value), figure.unit);
             write!(f, "{:what$}  {value:>10}  {spread:>21}", figure.what)?;

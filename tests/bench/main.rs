@@ -1,4 +1,4 @@
-//! Compares Plimsoll with what it is compared with: `scripts/bench [--quick] [NAME…]`.
+//! Compares Plimsoll with what it is compared with: `scripts/bench [--quick] [OPTION…] [NAME…]`.
 //!
 //! ```text
 //!   a scenario (overhead, …) ── starts ──▶ systems (Envoys that differ in one thing) over hosts that answer at once
@@ -30,6 +30,7 @@ mod measured;
 mod modules;
 mod native;
 mod overhead;
+mod queue;
 mod rounds;
 mod scale;
 mod systems;
@@ -59,20 +60,26 @@ impl Effort {
 }
 
 /// The comparisons by name, with what each is about, and whether it runs unasked.
-const SCENARIOS: [(&str, &str, bool); 5] = [
+const SCENARIOS: [(&str, &str, bool); 6] = [
     ("overhead", "what a choice costs: CPU time, throughput, latency, lost transactions", true),
     ("scale", "what a choice costs with 1,024 hosts: CPU time, memory, bytes", true),
     ("contention", "what workers take from each other at one record: native threads, no Envoy", true),
     ("discovery", "what it costs to follow Envoy's own membership: CPU time, bytes", true),
+    (
+        "queue",
+        "what it is worth that jobs wait in front of the GPUs: latency, idle GPUs; beside Envoy, nginx, HAProxy, the ideal",
+        true,
+    ),
     ("attempts", "what a second Wasm filter would cost that sees each attempt: CPU time", false),
 ];
 
-async fn run(scenario: &str, effort: Effort, figures: &mut Figures) {
+async fn run(scenario: &str, effort: Effort, options: &queue::Options, figures: &mut Figures) {
     match scenario {
         "overhead" => overhead::run(effort, figures).await,
         "scale" => scale::run(effort, figures).await,
         "contention" => contention::run(effort, figures),
         "discovery" => discovery::run(effort, figures).await,
+        "queue" => queue::run(effort, options, figures).await,
         "attempts" => attempts::run(effort, figures).await,
         _ => unreachable!("names are checked against the list"),
     }
@@ -82,15 +89,24 @@ async fn run(scenario: &str, effort: Effort, figures: &mut Figures) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let mut effort = Effort::Full;
+    let mut options = queue::Options::default();
     let mut names = Vec::new();
-    for argument in std::env::args().skip(1) {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => effort = Effort::Quick,
             "--list" => {
                 SCENARIOS.iter().for_each(|(name, about, _)| println!("{name:12} {about}"));
+                println!("\n{}", queue::Options::HELP);
                 return ExitCode::SUCCESS;
             }
             name if SCENARIOS.iter().any(|(known, ..)| *known == name) => names.push(argument),
+            option if option.starts_with("--") => {
+                if !options.take(option, arguments.next().as_deref()) {
+                    eprintln!("bench: {option}: no such option, or not with this value; {}", queue::Options::HELP);
+                    return ExitCode::from(2);
+                }
+            }
             other => {
                 eprintln!("bench: {other}: no such comparison; scripts/bench --list names them");
                 return ExitCode::from(2);
@@ -104,10 +120,11 @@ async fn main() -> ExitCode {
     let cores = cores::Cores::divide();
     for name in names {
         figures.begin(&name);
-        run(&name, effort, &mut figures).await;
+        run(&name, effort, &options, &mut figures).await;
         cores.for_all();
     }
     print!("{figures}");
     figures.write("dist/bench.json");
-    ExitCode::SUCCESS
+    figures.failures().iter().for_each(|failure| eprintln!("bench: {failure}"));
+    if figures.failures().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -12,16 +12,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use plimsoll::config::{Pool, Role};
-use plimsoll::core::choice::{Decision, Kind};
+use plimsoll::core::choice::Kind;
 use plimsoll::core::lease::Settlement;
 use plimsoll::core::outcome::Outcome;
+use plimsoll::core::queue::Priority;
 use plimsoll::core::record::Record;
-use plimsoll::core::roster::Roster;
 use plimsoll::core::time;
 use plimsoll::host::{Fault, Headers, Host, Level, Map, Metric, Shared};
 use plimsoll::roles::roots::Pools;
+use plimsoll::roles::route::Route;
 use plimsoll::roles::shared;
-use plimsoll::roles::worker::{TICK, Worker};
+use plimsoll::roles::worker::{Course, Request, TICK, Worker};
 use serde_json::{Value, json};
 
 /// The only pool.
@@ -133,6 +134,22 @@ impl Host for Seam {
     }
 
     /// There are no streams: where a job runs is where it was sent.
+    fn resume(&self) -> Result<(), Fault> {
+        Err(Fault(2))
+    }
+
+    fn tick_each(&self, _: Duration) {}
+
+    fn register_bell(&self, _: &str) -> Result<u32, Fault> {
+        Err(Fault(2))
+    }
+
+    fn ring(&self, _: u32) -> Result<(), Fault> {
+        Err(Fault(2))
+    }
+
+    fn silence_bell(&self, _: u32) {}
+
     fn enter(&self, _: u32) -> Result<(), Fault> {
         Err(Fault(2))
     }
@@ -174,9 +191,8 @@ impl Host for Seam {
 pub struct Vm {
     worker: Worker<Seam>,
     name: Rc<str>,
-    pool: Rc<Pool>,
+    route: Route,
     pools: Pools,
-    roster: Roster,
     /// The stream of the next job.
     stream: u32,
     gave_up: u64,
@@ -196,7 +212,8 @@ impl Vm {
         let (name, pool): (Rc<str>, _) = (POOL.into(), pool(hosts, slots));
         let pools = vec![(name.clone(), pool.clone())];
         worker.stream_starts(1, &name, &pools);
-        Self { worker, name, pool, pools, roster: Roster::default(), stream: 0, gave_up: 0 }
+        let route = Route::new(&name, &pool);
+        Self { worker, name, route, pools, stream: 0, gave_up: 0 }
     }
 
     /// Chooses a host for a job: one transaction, or two the first time, when the VM joins the record. (In Envoy the job would go where the
@@ -204,8 +221,9 @@ impl Vm {
     pub fn take(&mut self) -> Job {
         loop {
             self.stream += 1;
-            match self.worker.choose(&self.name, self.stream, &self.pool, &mut self.roster, Kind::Job) {
-                Ok(Decision::Chosen(chosen)) => return Job { stream: self.stream, host: chosen.hosts[0] },
+            let request = Request { stream: self.stream, kind: Kind::Job, priority: Priority::Normal, tenant: 0 };
+            match self.worker.choose(&self.name, request, &mut self.route.running.borrow_mut()) {
+                Ok(Course::Placed(placed)) => return Job { stream: self.stream, host: placed.chosen.hosts[0] },
                 Ok(decision) => panic!("no host for a job while there are free slots: {decision:?}"),
                 Err(_) => self.gave_up += 1,
             }

@@ -106,7 +106,8 @@ impl Chooser {
         }
     }
 
-    fn envoy(self, hosts: &[SocketAddr]) -> Envoy {
+    /// The Envoy to be, in front of these.
+    pub fn envoy(self, hosts: &[SocketAddr]) -> Envoy {
         let options = json!({"common_http_protocol_options": {"idle_timeout": "600s"}});
         let envoy = Envoy::new(FILE)
             .addresses(hosts)

@@ -20,6 +20,8 @@ pub mod alerts;
 pub mod envoy;
 pub mod gpu;
 pub mod load;
+pub mod peers;
+pub mod trace;
 pub mod wall;
 
 pub use admin::{AdminPage, Listed, Page};

@@ -6,11 +6,12 @@ use crate::config::Score;
 use crate::core::address::Address;
 use crate::core::ewma::Ewma;
 use crate::core::packed::packed;
+use crate::core::queue::Priority;
 use crate::core::time::Instant;
 
 /// The layout's version. It is also part of the record's key, so that two builds of the module whose layouts differ never
 /// meet in one record: an upgrade starts with fresh books.
-pub const VERSION: u32 = if cfg!(feature = "next-record") { u32::MAX } else { 3 };
+pub const VERSION: u32 = if cfg!(feature = "next-record") { u32::MAX } else { 4 };
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"PLIM");
 
@@ -85,6 +86,29 @@ packed! {
         pub discovers: u32,
         /// 1 once Envoy has held any of them well.
         pub(in crate::core) seen_well: u32,
+        /// Jobs that wait, by priority: together the number of their entries.
+        pub(in crate::core) waiting_high: u32,
+        pub(in crate::core) waiting_normal: u32,
+        pub(in crate::core) waiting_low: u32,
+        /// Slots that went to other priorities since this one had its last.
+        pub(in crate::core) passed_normal: u32,
+        pub(in crate::core) passed_low: u32,
+        /// Number of entries of tenants that are ahead of others.
+        pub(in crate::core) turns: u32,
+        /// Most jobs that may wait, as configured last; 0 without a queue. For the status page.
+        pub max_length: u32,
+        /// Milliseconds; when a priority has aged, as configured last.
+        pub(in crate::core) ageing_ms: u32,
+        /// Jobs that waited and got their host.
+        pub dequeued: u64,
+        /// Jobs that were refused because too many waited.
+        pub queue_full: u64,
+        /// Jobs that waited too long.
+        pub queue_timeout: u64,
+        /// Jobs whose client left while they waited.
+        pub left: u64,
+        /// Jobs that came to a host without a free slot: retries, and where Envoy chose.
+        pub beyond_slots: u64,
     }
 }
 
@@ -101,6 +125,10 @@ packed! {
         pub beat: u32,
         /// 1 once it has taken a lease.
         pub served: u32,
+        /// The shared queue through which it is woken; 0 if it has none.
+        pub bell: u32,
+        /// When it was called to the jobs that wait there, and has not been heard of since; else 0.
+        pub called: u64,
     }
 }
 
@@ -310,6 +338,37 @@ impl Header {
     /// Writes how hosts come to the pool.
     pub fn describe_joining(&mut self, slow_start: Duration, discovers: bool) {
         (self.slow_start_ms, self.discovers) = (millis(slow_start), discovers.into());
+    }
+
+    /// How many jobs of a priority wait.
+    pub(in crate::core) fn waiting_at(&mut self, priority: Priority) -> &mut u32 {
+        match priority {
+            Priority::High => &mut self.waiting_high,
+            Priority::Normal => &mut self.waiting_normal,
+            Priority::Low => &mut self.waiting_low,
+        }
+    }
+
+    /// One job of this priority waits no more. Whatever the counts were, their sum falls by one.
+    pub(super) fn waits_no_more(&mut self, priority: Priority) {
+        let counted = [priority].into_iter().chain(Priority::ALL).find(|priority| *self.waiting_at(*priority) > 0);
+        if let Some(counted) = counted {
+            *self.waiting_at(counted) -= 1;
+        }
+    }
+
+    /// Writes what is said of the queue.
+    pub fn describe_queue(&mut self, max_length: u32, ageing: Duration) {
+        self.max_length = max_length;
+        // Whoever still waits where there is no queue any more does so by what held before.
+        if max_length > 0 {
+            self.ageing_ms = millis(ageing);
+        }
+    }
+
+    /// How long the oldest job of a priority waits until that gets its part of the slots.
+    pub fn ageing(&self) -> Duration {
+        Duration::from_millis(self.ageing_ms.max(1).into())
     }
 
     /// The score's parameters.

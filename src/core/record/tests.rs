@@ -2,6 +2,7 @@ use super::*;
 use crate::core::choice;
 use crate::core::ewma::Ewma;
 use crate::core::fixture::{address, at, named, seats_of};
+use crate::core::queue::{self, Priority, Slots, Taken};
 use crate::core::random::Random;
 use crate::core::roster::Roster;
 use crate::core::score;
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 fn full(workers: u32, hosts: usize) -> Record {
     let (mut record, _) = seats_of(hosts);
     for id in 1..=workers {
-        record.add_worker(Worker { id: id.into(), names: 7, epoch: 0, beat: id, served: 1 });
+        record.add_worker(Worker { id: id.into(), names: 7, beat: id, served: 1, ..Worker::default() });
     }
     for slot in 0..hosts as u32 {
         record.reserve(slot);
@@ -32,8 +33,8 @@ fn generations(record: &Record) -> Vec<u32> {
 #[test]
 fn the_layout_is_the_one_that_bears_this_version() {
     // Whoever changes a length changes the version.
-    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BASE, Host::BYTES), (3, 184, 28, 76, 136));
-    assert_eq!(full(3, 5).into_bytes().len(), 184 + 3 * 28 + 5 * 76);
+    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BASE, Host::BYTES), (4, 256, 40, 76, 136));
+    assert_eq!(full(3, 5).into_bytes().len(), 256 + 3 * 40 + 5 * 76);
 }
 
 #[test]
@@ -173,6 +174,7 @@ fn a_death_makes_all_counts_wait_and_the_sweep_waits_for_all_who_live() {
 
 /// Everything that the code does with a record, done to this one.
 fn use_all(mut record: Record) {
+    use_queue(record.clone());
     let seats: Vec<Seat> = (0..).zip(record.hosts()).map(|(slot, host)| Seat { slot, generation: host.generation }).collect();
     let mut roster = Roster::default();
     score::scores(&record, at(1.0));
@@ -193,6 +195,35 @@ fn use_all(mut record: Record) {
     assert!(Record::parse(record.into_bytes()).is_ok());
 }
 
+/// Somebody takes part in the queue, until nobody waits any more.
+fn use_queue(mut record: Record) {
+    struct Two;
+    impl Slots for Two {
+        fn free(&mut self, _: &Record) -> usize {
+            2
+        }
+
+        fn may_take(&self, stream: u32) -> Option<bool> {
+            [None, Some(false), Some(true)][stream as usize % 3]
+        }
+
+        fn take(&mut self, _: &mut Record, _: u32) -> Taken {
+            Taken::Slot
+        }
+    }
+    let (me, count) = (3, record.waiting().len());
+    record.add_waiting(Waiting::new(me, 2, Priority::Low, 9, at(2.0)));
+    let _ = queue::call(&mut record, me, at(1e7));
+    let _ = queue::draw(&mut record, me, at(1e7), 5, &mut Two);
+    assert!(Record::parse(record.clone().into_bytes()).is_ok());
+    let first = record.waiting().next();
+    assert!(first.is_none_or(|first| record.remove_waiting(first.worker, first.stream)));
+    assert!(record.waiting().len() <= count);
+    record.remove_waiting_if(|_| true);
+    assert_eq!((record.count_waiting(), record.has_waiting(), record.turns()), (0, false, vec![]));
+    assert!(Record::parse(record.into_bytes()).is_ok());
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_foreign_or_a_record_that_can_be_used(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
@@ -207,7 +238,12 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![Just(0xFFu8), any::<u8>()], 1..9usize), 0..4),
         cut in prop::option::weighted(0.2, any::<prop::sample::Index>()),
     ) {
-        let mut bytes = full(workers, hosts).into_bytes();
+        let mut record = full(workers, hosts);
+        for stream in 0..hosts as u32 {
+            let priority = Priority::ALL[stream as usize % 3];
+            record.add_waiting(Waiting::new(workers.into(), stream, priority, stream, at(f64::from(stream))));
+        }
+        let mut bytes = record.into_bytes();
         for (at, byte, length) in changes {
             let start = at.index(bytes.len());
             bytes.iter_mut().skip(start).take(length).for_each(|changed| *changed = byte);

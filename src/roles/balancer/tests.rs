@@ -1,3 +1,5 @@
+mod queue;
+
 use super::*;
 use crate::config::Role;
 use crate::core::fixture::{address, pool_of};
@@ -17,16 +19,26 @@ struct Bench {
     streams: u32,
 }
 
+/// What a root runs: a pool of so many hosts.
+fn plan(root: u32, hosts: usize, whole: &str, keys: &str) -> Rc<Plan> {
+    let hosts: Vec<String> = pool_of(hosts, "").hosts.iter().map(|host| format!(r#"{{"address": "{}"}}"#, host.text)).collect();
+    let json = format!(r#"{{{whole}"pools": {{"gpu": {{"hosts": [{}]{keys}}}}}}}"#, hosts.join(","));
+    let Ok(Role::Balancer(config)) = Role::parse(json.as_bytes()) else {
+        panic!("{json}");
+    };
+    Rc::new(Plan::new(root, "plimsoll", config))
+}
+
 impl Bench {
     fn new(keys: &str) -> Self {
+        Self::with("", keys)
+    }
+
+    /// With keys of the whole configuration, and of the pool.
+    fn with(whole: &str, keys: &str) -> Self {
         let host = Fake::new(&Process::new(1));
-        let hosts: Vec<String> = pool_of(2, "").hosts.iter().map(|host| format!(r#"{{"address": "{}"}}"#, host.text)).collect();
-        let json = format!(r#"{{"pools": {{"gpu": {{"hosts": [{}]{keys}}}}}}}"#, hosts.join(","));
-        let Ok(Role::Balancer(config)) = Role::parse(json.as_bytes()) else {
-            panic!("{json}");
-        };
         let worker = Rc::new(RefCell::new(Worker::new(host.clone())));
-        Self { host, worker, plan: Rc::new(Plan::new(1, "plimsoll", config)), streams: 1 }
+        Self { host, worker, plan: plan(1, 2, whole, keys), streams: 1 }
     }
 
     /// A request, until Envoy goes on with it or the filter answers.
@@ -194,7 +206,7 @@ fn our_own_answers_and_envoys_choices_are_explained_too() {
     let (id, mut stream, _) = bench.request("gpu", &[]);
     bench.host.make_current(id);
     stream.response();
-    assert_eq!(bench.seen(id).filter_state["plimsoll.why"], "policy=least_score verdict=full");
+    assert_eq!(bench.seen(id).filter_state["plimsoll.why"], "policy=least_score verdict=full waited_ms=0");
     let mut bench = Bench::new(r#", "explain": "log""#);
     // One for the list of pools, one for the record.
     bench.host.refuse(Call::Load, 2);

@@ -4,24 +4,144 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{Change, Read, Worker};
-use crate::config::Pool;
+use crate::config::{Pool, Queue};
 use crate::core::address::Address;
-use crate::core::choice::{self, Decision, Kind};
+use crate::core::choice::{self, Chosen, Decision, Kind, expected_wait, free_slots, is_one_due, no_host};
+use crate::core::health::Trial;
 use crate::core::lease::{Lease, Settlement, Whereabouts};
+use crate::core::queue::{self, Called, Priority, Slots, Taken, Waiting};
+use crate::core::random::Random;
+use crate::core::record::{Record, Seat};
 use crate::core::roster::Roster;
+use crate::core::time::Instant;
 use crate::host::{Fault, Host, Level, number};
+use crate::roles::route::Running;
+
+/// A request, as far as the choice wants to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Its stream.
+    pub stream: u32,
+    /// Whether it takes a slot.
+    pub kind: Kind,
+    /// How urgent it is, if it has to wait.
+    pub priority: Priority,
+    /// Hash of whose it is; 0 if that is not known.
+    pub tenant: u32,
+}
+
+/// What may become of a request at its headers.
+#[derive(Debug)]
+pub enum Course {
+    /// It is a job, and has its host.
+    Placed(Placed),
+    /// It has no slot: it needs none, or there is none.
+    Decided(Decision),
+    /// It waits.
+    Waits(Waiting),
+    /// Too many wait already; it may have a chance after this time.
+    QueueFull(Duration),
+}
+
+/// A job that has its host.
+#[derive(Debug)]
+pub struct Placed {
+    /// The host, and why.
+    pub chosen: Chosen,
+    seat: Seat,
+    trial: Option<Trial>,
+}
+
+impl Placed {
+    /// What it takes.
+    pub(super) fn taken(&self) -> Taken {
+        if self.trial.is_some() { Taken::Trial } else { Taken::Slot }
+    }
+}
+
+/// Chooses a host for a job and reserves its slot, in one step.
+pub(super) fn place(
+    record: &mut Record,
+    pool: &Pool,
+    roster: &mut Roster,
+    now: Instant,
+    random: &mut Random,
+) -> Result<Placed, Decision> {
+    let chosen = match choice::choose(record, pool, roster, now, random, Kind::Job) {
+        Decision::Chosen(chosen) => chosen,
+        other => return Err(other),
+    };
+    let slot = chosen.hosts.first().and_then(|host| roster.slot_of(*host));
+    match slot.and_then(|slot| record.place(slot, now, chosen.trial)) {
+        Some((seat, trial)) => Ok(Placed { chosen, seat, trial }),
+        None => Err(Decision::Chosen(chosen)),
+    }
+}
+
+/// A job that has just come: of all that are entitled to a slot it alone may be placed in its callback.
+struct Arrival<'a> {
+    stream: u32,
+    pool: &'a Pool,
+    roster: &'a mut Roster,
+    now: Instant,
+    random: &'a mut Random,
+    placed: Option<Placed>,
+}
+
+impl Slots for Arrival<'_> {
+    fn free(&mut self, record: &Record) -> usize {
+        free_slots(record, self.pool, self.roster, self.now)
+    }
+
+    fn may_take(&self, stream: u32) -> Option<bool> {
+        Some(stream == self.stream)
+    }
+
+    fn take(&mut self, record: &mut Record, _: u32) -> Taken {
+        self.placed = place(record, self.pool, self.roster, self.now, self.random).ok();
+        self.placed.as_ref().map_or(Taken::Nothing, Placed::taken)
+    }
+}
+
+/// What becomes of a job of a pool that has a queue, and who is to be woken.
+fn line_up(record: &mut Record, mut arrival: Arrival, entry: Waiting, queue: &Queue) -> Change<(Course, Vec<Called>)> {
+    let (mut called, mut is_in_line) = (Vec::new(), false);
+    if !record.has_waiting() {
+        let _ = arrival.take(record, entry.stream);
+    } else if arrival.free(record) > 0 {
+        is_in_line = true;
+        record.add_waiting(entry);
+        called = queue::draw(record, entry.worker, arrival.now, 1, &mut arrival);
+    }
+    let Arrival { roster, now, placed, .. } = arrival;
+    if let Some(placed) = placed {
+        return Change::Store((Course::Placed(placed), called));
+    }
+    if roster.serving().is_empty() && !is_one_due(roster, queue.timeout, now) {
+        return Change::Leave((Course::Decided(no_host(roster, now)), Vec::new()));
+    }
+    let others = (record.count_waiting() - usize::from(is_in_line)) as u32;
+    if others < queue.max_length {
+        if !is_in_line {
+            record.add_waiting(entry);
+        }
+        return Change::Store((Course::Waits(entry), called));
+    }
+    let course = Course::QueueFull(expected_wait(roster, others));
+    if called.is_empty() {
+        // Not a store for each that is refused: there may be many of them.
+        return Change::Leave((course, called));
+    }
+    record.remove_waiting(entry.worker, entry.stream);
+    Change::Store((course, called))
+}
 
 impl<H: Host> Worker<H> {
-    /// Chooses a host for a request. A job gets a lease, also when its host cannot be chosen here: then it follows where Envoy sends it.
-    pub fn choose(
-        &mut self,
-        pool_name: &str,
-        stream: u32,
-        pool: &Rc<Pool>,
-        roster: &mut Roster,
-        kind: Kind,
-    ) -> Result<Decision, Fault> {
-        let now = self.host.now();
+    /// Chooses a host for a request. A job gets a lease, also when its host cannot be chosen here: then it follows where Envoy sends it; or it waits.
+    pub fn choose(&mut self, pool_name: &str, request: Request, running: &mut Running) -> Result<Course, Fault> {
+        let (id, now) = (self.id, self.host.now());
+        let Request { stream, kind, priority, tenant } = request;
+        let Running { pool, roster, .. } = running;
         if let Some(books) = self.books.get_mut(pool_name) {
             match kind {
                 Kind::Job => books.book.served = true,
@@ -29,25 +149,40 @@ impl<H: Host> Worker<H> {
             }
         }
         let read = if kind == Kind::Job { Read::IfNeedBe } else { Read::Always };
-        let (decision, placed) = self.transact(pool_name, read, |_, record, random| {
-            let decision = choice::choose(record, pool, roster, now, random, kind);
-            let chosen = match &decision {
-                Decision::Chosen(chosen) if kind == Kind::Job => chosen,
-                _ => return Change::Leave((decision, None)),
-            };
-            match chosen.hosts.first().and_then(|host| roster.slot_of(*host)) {
-                Some(slot) => {
-                    let placed = record.place(slot, now, chosen.trial);
-                    Change::Store((decision, placed))
-                }
-                None => Change::Leave((decision, None)),
+        let entry = Waiting::new(id, stream, priority, tenant, now);
+        let (course, called) = self.transact(pool_name, read, |_, record, random| {
+            if kind == Kind::Other {
+                let decision = choice::choose(record, pool, roster, now, random, kind);
+                return Change::Leave((Course::Decided(decision), Vec::new()));
             }
+            let Some(queue) = &pool.queue else {
+                return match place(record, pool, roster, now, random) {
+                    Ok(placed) => Change::Store((Course::Placed(placed), Vec::new())),
+                    Err(decision) => Change::Leave((Course::Decided(decision), Vec::new())),
+                };
+            };
+            let arrival = Arrival { stream, pool, roster, now, random, placed: None };
+            line_up(record, arrival, entry, queue)
         })?;
-        if let (Decision::Chosen(chosen), Some((seat, trial))) = (&decision, placed) {
-            let named = chosen.hosts.iter().filter_map(|host| pool.hosts.get(*host)).map(|host| host.address).collect();
-            self.take(pool_name, stream, Lease::new(Some(seat), named, now, pool.clone(), trial));
+        self.ring(&called);
+        match &course {
+            Course::Placed(placed) => self.take_placed(pool_name, stream, pool, placed),
+            Course::QueueFull(_) => {
+                if let Some(books) = self.books.get_mut(pool_name) {
+                    books.book.turned_away += 1;
+                }
+            }
+            Course::Decided(_) | Course::Waits(_) => {}
         }
-        Ok(decision)
+        Ok(course)
+    }
+
+    /// Takes the lease of a job that has been placed.
+    pub(super) fn take_placed(&mut self, pool_name: &str, stream: u32, pool: &Rc<Pool>, placed: &Placed) {
+        let now = self.host.now();
+        let hosts = placed.chosen.hosts.iter().filter_map(|host| pool.hosts.get(*host));
+        let named = hosts.map(|host| host.address).collect();
+        self.take(pool_name, stream, Lease::new(Some(placed.seat), named, now, pool.clone(), placed.trial));
     }
 
     /// Takes a lease for a job whose host Envoy chooses.
@@ -89,14 +224,17 @@ impl<H: Host> Worker<H> {
     fn follow(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
         self.say_if_overruled(pool_name, stream, now_at);
         let now = self.host.now();
+        let id = self.id;
         let moved = self.transact(pool_name, Read::IfNeedBe, |book, record, random| match book.lease(stream) {
             Some(lease) if lease.address != Some(now_at.address) => {
-                Change::Store(Some(lease.follow(record, now_at, now, random)))
+                let moved = lease.follow(record, now_at, now, random);
+                Change::Store(Some((moved, queue::call(record, id, now))))
             }
             _ => Change::Leave(None),
         });
         match moved {
-            Ok(Some(moved)) => {
+            Ok(Some((moved, called))) => {
+                self.ring(called.as_slice());
                 if let Some(lease) = self.lease_mut(pool_name, stream) {
                     lease.moved(moved);
                 }
@@ -112,18 +250,21 @@ impl<H: Host> Worker<H> {
         if let Some(at) = end.whereabouts {
             self.say_if_overruled(pool_name, stream, at);
         }
-        let now = self.host.now();
+        let (id, now) = (self.id, self.host.now());
         let settled = self.transact(pool_name, Read::IfNeedBe, |book, record, random| {
-            let Some(lease) = book.lease(stream) else { return Change::Leave(()) };
+            let Some(lease) = book.lease(stream) else { return Change::Leave(None) };
             if end.latency.is_none() && lease.wants_latency(record, &end, now) {
                 end.latency = latency().map(|latency| lease.own_time(latency));
             }
             lease.settle(record, end, now, random);
-            Change::Store(())
+            Change::Store(queue::call(record, id, now))
         });
         let book = self.books.get_mut(pool_name).map(|books| &mut books.book);
         match settled {
-            Ok(()) => _ = book.and_then(|book| book.give(stream)),
+            Ok(called) => {
+                book.and_then(|book| book.give(stream));
+                self.ring(called.as_slice());
+            }
             Err(fault) => {
                 if let Some(lease) = book.and_then(|book| book.lease_mut(stream)) {
                     lease.ended = Some(end);

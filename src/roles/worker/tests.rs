@@ -7,17 +7,17 @@ use crate::core::choice::{Decision, Kind};
 use crate::core::fixture::{address, pool, pool_of};
 use crate::core::lease::Settlement;
 use crate::core::outcome::Outcome;
-use crate::core::roster::Roster;
+use crate::core::queue::Priority;
 use crate::roles::fake::{Call, Fake, Process};
+use crate::roles::route::Route;
 
 /// A worker and one root of it.
 struct Bench {
     host: Fake,
     worker: Worker<Fake>,
     name: Rc<str>,
-    pool: Rc<Pool>,
+    route: Rc<Route>,
     pools: Pools,
-    roster: Roster,
 }
 
 impl Bench {
@@ -27,17 +27,18 @@ impl Bench {
         let name: Rc<str> = "gpu".into();
         let pools = vec![(name.clone(), pool.clone())];
         worker.stream_starts(1, &name, &pools);
-        Self { host, worker, name, pool: pool.clone(), pools, roster: Roster::default() }
+        let route = Rc::new(Route::new(&name, pool));
+        Self { host, worker, name, route, pools }
     }
 
-    fn choose(&mut self, stream: u32, kind: Kind) -> Result<Decision, Fault> {
-        self.worker.choose(&self.name, stream, &self.pool, &mut self.roster, kind)
+    fn choose(&mut self, stream: u32, kind: Kind) -> Result<Course, Fault> {
+        self.worker.choose(&self.name, request(stream, kind), &mut self.route.running.borrow_mut())
     }
 
     /// Takes a lease and gives the chosen host's index.
     fn take(&mut self, stream: u32) -> usize {
         match self.choose(stream, Kind::Job) {
-            Ok(Decision::Chosen(chosen)) => chosen.hosts[0],
+            Ok(Course::Placed(placed)) => placed.chosen.hosts[0],
             other => panic!("{other:?}"),
         }
     }
@@ -54,6 +55,10 @@ impl Bench {
     fn tick(&mut self) {
         self.worker.root_ticks(1, &self.name, &self.pools);
     }
+}
+
+fn request(stream: u32, kind: Kind) -> Request {
+    Request { stream, kind, priority: Priority::Normal, tenant: 0 }
 }
 
 fn record(process: &Process) -> Record {
@@ -108,7 +113,7 @@ fn fight_over_the_last_slot(threads: usize, serving: usize, draining: usize, rou
                 barrier.wait();
             }
             match decision {
-                Ok(Decision::Chosen(chosen)) => {
+                Ok(Course::Placed(Placed { chosen, .. })) => {
                     assert_ne!(stream, 1, "every slot was taken");
                     let now = running[chosen.hosts[0]].fetch_add(1, SeqCst) + 1;
                     assert!(now <= slots, "{now} jobs on a host of {slots} slots");
@@ -141,8 +146,8 @@ fn a_job_holds_a_slot_from_its_choice_to_its_end() {
     let mut bench = Bench::new(&process, &pool_of(2, r#", "max_in_flight": 1"#));
     let hosts = [bench.take(1), bench.take(2)];
     assert_ne!(hosts[0], hosts[1]);
-    assert!(matches!(bench.choose(3, Kind::Job), Ok(Decision::Full(_))));
-    assert!(matches!(bench.choose(4, Kind::Other), Ok(Decision::Chosen(_))));
+    assert!(matches!(bench.choose(3, Kind::Job), Ok(Course::Decided(Decision::Full(_)))));
+    assert!(matches!(bench.choose(4, Kind::Other), Ok(Course::Decided(Decision::Chosen(_)))));
     assert_eq!(loads(&process), [1, 1]);
     bench.settle(1);
     bench.settle(1);
@@ -160,7 +165,7 @@ fn the_last_slot_is_not_taken_twice_by_two_who_saw_it_free() {
     let mut second = Bench::new(&process, &pool);
     second.tick();
     first.host.meanwhile(move || _ = second.take(1));
-    assert!(matches!(first.choose(1, Kind::Job), Ok(Decision::Full(_))));
+    assert!(matches!(first.choose(1, Kind::Job), Ok(Course::Decided(Decision::Full(_)))));
     assert_eq!(loads(&process), [1]);
 }
 
@@ -347,8 +352,9 @@ fn two_pools_have_two_books() {
     let (other, pool): (Rc<str>, _) = ("other".into(), pool_of(2, ""));
     bench.worker.stream_starts(2, &other, &vec![(other.clone(), pool.clone())]);
     bench.take(1);
-    let taken = bench.worker.choose("other", 1, &pool, &mut Roster::default(), Kind::Job);
-    assert!(matches!(taken, Ok(Decision::Chosen(_))));
+    let route = Route::new(&other, &pool);
+    let taken = bench.worker.choose("other", request(1, Kind::Job), &mut route.running.borrow_mut());
+    assert!(matches!(taken, Ok(Course::Placed(_))));
     bench.settle(1);
     let all: Vec<(String, u32)> = shared::pools(&bench.host)
         .into_iter()

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::{Client, Envoy, Fault, Fleet, Gpu, Load, Wire, eventually};
+use support::{Client, Envoy, Fault, Fleet, Gpu, Load, Pool, Wire, eventually};
 
 fn plain(file: &str, fleet: &Fleet) -> Envoy {
     Envoy::new(file).hosts(fleet).without_filter("ROUND_ROBIN")
@@ -72,6 +72,13 @@ async fn connections_can_be_had_over_two_workers() {
     assert_eq!(envoy.connections_by_worker().await.iter().filter(|connections| **connections > 0).count(), 2);
     Load::burst(20).over(&pool).run(&envoy).await.assert_served();
     assert_eq!(fleet.jobs(), [20]);
+    let open = async |worker: usize| envoy.stat(&format!("listener.ingress.worker_{worker}.downstream_cx_active")).await;
+    let workers = envoy.pool_on_each_worker(2).await;
+    eventually("spare ones have gone", async || open(0).await + open(1).await == 8).await;
+    let both = Pool::of_all(&workers).await;
+    drop(workers);
+    Load::burst(20).over(&both).run(&envoy).await.assert_served();
+    assert_eq!(open(0).await + open(1).await, 8, "they are open, and no other");
 }
 
 #[tokio::test]

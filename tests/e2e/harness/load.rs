@@ -78,6 +78,22 @@ async fn clients_leave_before_and_in_the_answer_and_pools_recover() {
 }
 
 #[tokio::test]
+async fn what_shares_an_http2_connection_arrives_in_its_order_and_leaves_without_the_others() {
+    let host = GpuHost::start(Gpu::new().slots(200)).await;
+    let pool = Pool::http2(&host, 1).await;
+    Load::burst(200).each(|n, shot| shot.call.path = format!("/{n}")).over(&pool).run(&host).await.assert_served();
+    let paths: Vec<_> = host.requests().into_iter().map(|seen| seen.path).collect();
+    assert_eq!(paths, (0..200).map(|n| format!("/{n}")).collect::<Vec<_>>());
+    let ask = Client::http2(&host).post("/prompt", "{}").header("x-sim-ms", "600");
+    let (stays, leaves) = (ask.clone().start_over(&pool).await, ask.start_over(&pool).await);
+    host.until("both run", |counts| counts.running == 2).await;
+    drop(leaves);
+    host.until("one has left", |counts| counts.running == 1).await;
+    assert_eq!(stays.finish().await.unwrap().status, 200);
+    assert_eq!(host.counts().connections, 1);
+}
+
+#[tokio::test]
 async fn failures_are_told_apart() {
     let host = GpuHost::start(Gpu::new()).await;
     let outcome = async |load: Load| load.run(&host).await.served[0].outcome;

@@ -21,6 +21,7 @@ use crate::gpu::Port;
 use bootstrap::Bootstrap;
 pub use endpoints::Endpoint;
 pub use process::Times;
+pub(crate) use process::die_with_parent;
 pub use running::RunningEnvoy;
 
 /// The file that a live configuration (see [`Envoy::live`]) is read from, in the directory of the process.

@@ -50,9 +50,22 @@ impl Times {
         Some(Self { ran: nanos.next()?.ok()?, waited: nanos.next()?.ok()? })
     }
 
+    /// Of all threads of a process.
+    pub(crate) fn of_process(pid: u32) -> Self {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
+        // A thread that has just ended is gone with its time; those of a server do not end while it serves.
+        tasks.filter_map(|task| Self::read(&task.ok()?.path())).sum()
+    }
+
     /// Of the thread that asks.
     pub fn own() -> Self {
         Self::read(Path::new("/proc/thread-self")).expect("Linux with schedstat")
+    }
+}
+
+impl std::iter::Sum for Times {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self { ran: sum.ran + one.ran, waited: sum.waited + one.waited })
     }
 }
 
@@ -81,7 +94,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle on the log"))
             .stderr(log);
-        die_with_parent(&mut command);
+        die_with_parent(&mut command, Signal::KILL);
         let child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", binary().display()));
         Self { child, directory: directory.to_owned() }
     }
@@ -119,11 +132,7 @@ impl Process {
 
     /// What the scheduler says of all its threads so far.
     pub fn times(&self) -> Times {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("Envoy runs");
-        // A thread that has just ended is gone with its time; Envoy's do not end while it serves.
-        tasks
-            .filter_map(|task| Times::read(&task.ok()?.path()))
-            .fold(Times::default(), |sum, task| Times { ran: sum.ran + task.ran, waited: sum.waited + task.waited })
+        Times::of_process(self.pid())
     }
 
     /// Resident memory in bytes.
@@ -158,10 +167,10 @@ impl Drop for Process {
 }
 
 #[allow(unsafe_code, reason = "std has no safe way to run something between fork and exec; what runs is a single system call")]
-fn die_with_parent(command: &mut Command) {
+pub(crate) fn die_with_parent(command: &mut Command, signal: Signal) {
     // SAFETY: prctl(PR_SET_PDEATHSIG) is async-signal-safe and touches no memory of the parent.
     unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        command.pre_exec(move || Ok(set_parent_process_death_signal(Some(signal))?));
     }
 }
 

@@ -219,6 +219,34 @@ impl RunningEnvoy {
         panic!("{connections} connections a hundred times over, all on one worker: has this Envoy two?")
     }
 
+    /// So many HTTP/2 connections on each worker, by worker. (The kernel deals them out at random.) Nobody else may connect meanwhile.
+    pub async fn pool_on_each_worker(&self, connections: usize) -> Vec<Pool> {
+        let mut pools = vec![Vec::new(); self.connections_by_worker().await.len()];
+        for _ in 0..100 * connections {
+            let before = self.connections_by_worker().await;
+            let pool = Pool::http2(self, 1).await;
+            let mut worker = None;
+            eventually("Envoy has accepted the connection", async || {
+                let now = self.connections_by_worker().await;
+                worker = now.iter().zip(&before).position(|(now, before)| now > before);
+                worker.is_some()
+            })
+            .await;
+            let own = &mut pools[worker.expect("one has accepted it")];
+            if own.len() < connections {
+                own.push(pool);
+            }
+            if pools.iter().all(|own| own.len() == connections) {
+                let mut whole = Vec::new();
+                for own in &pools {
+                    whole.push(Pool::of_all(own).await);
+                }
+                return whole;
+            }
+        }
+        panic!("{} workers, and after so many tries not {connections} connections on each", pools.len())
+    }
+
     /// Replaces the endpoints of the cluster `gpu` (needs [`super::Envoy::endpoints`]), waits until Envoy has taken them up, and says
     /// when they were written.
     pub async fn set_endpoints(&self, endpoints: impl IntoIterator<Item = impl Into<Endpoint>>) -> Instant {

@@ -57,6 +57,8 @@ pub struct Seen {
     pub headers: HeaderMap,
     /// The first 64 KiB of its body, once it has come whole.
     pub body: Bytes,
+    /// The length of its whole body, once that has come.
+    pub length: usize,
     /// When its headers came.
     pub arrived: Instant,
     /// When it got a slot.
@@ -165,6 +167,7 @@ impl Job {
             version: request.version,
             headers: request.headers.clone(),
             body: Bytes::new(),
+            length: 0,
             arrived: Instant::now(),
             started: None,
             ended: None,
@@ -172,10 +175,10 @@ impl Job {
         Self { shared: shared.clone(), id, phase: Phase::Held, end: End::Aborted }
     }
 
-    /// Notes what came as the request's body.
-    pub fn received(&self, body: Bytes) {
+    /// Notes what came as the request's body: the beginning, and the length of all of it.
+    pub fn received(&self, (body, length): (Bytes, usize)) {
         if let Some(seen) = self.shared.books.log.lock().unwrap().entry(self.id) {
-            seen.body = body;
+            (seen.body, seen.length) = (body, length);
         }
     }
 

@@ -156,16 +156,17 @@ async fn job(shared: &Arc<Shared>, line: &Arc<Line>, request: Request<Incoming>)
     }
 }
 
-/// Reads a body to its end and gives the beginning of it.
-async fn drain(mut body: Incoming) -> Result<Bytes, NoAnswer> {
-    let mut beginning = BytesMut::new();
+/// Reads a body to its end and gives the beginning of it, and its length.
+async fn drain(mut body: Incoming) -> Result<(Bytes, usize), NoAnswer> {
+    let (mut beginning, mut length) = (BytesMut::new(), 0);
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return Err(h2::Reason::CANCEL.into()) };
         if let Some(data) = frame.data_ref() {
             beginning.extend_from_slice(&data[..data.len().min(BODY_KEPT - beginning.len())]);
+            length += data.len();
         }
     }
-    Ok(beginning.freeze())
+    Ok((beginning.freeze(), length))
 }
 
 async fn misbehave(kind: Kind, line: &Arc<Line>, job: Job, head: &Parts) -> Result<Response<Answer>, NoAnswer> {

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 
-use super::connection::{Connection, Failure, Protocol};
+use super::connection::{Connection, Failure, Lent, Pool, Protocol};
 use crate::Target;
 
 /// The authority that all requests name.
@@ -173,7 +173,14 @@ impl Ask {
         let Client { address, protocol } = self.client;
         let mut connection = Connection::open(address, protocol).await.unwrap_or_else(|error| panic!("{address}: {error}"));
         let response = Box::pin(connection.send(self.call.request(protocol)));
-        Ongoing { _connection: connection, state: State::Waiting(response) }
+        Ongoing { _connection: Lent::own(connection), state: State::Waiting(response) }
+    }
+
+    /// As [`Ask::start`], over a connection of this pool. Over HTTP/2 only its stream ends with it.
+    pub async fn start_over(self, pool: &Pool) -> Ongoing {
+        let mut lent = pool.take().await.unwrap_or_else(|error| panic!("{}: {error}", self.client.address));
+        let response = Box::pin(lent.connection().send(self.call.request(pool.protocol())));
+        Ongoing { _connection: lent, state: State::Waiting(response) }
     }
 }
 
@@ -198,7 +205,7 @@ enum State {
 /// A request under way. Dropped before its end, it is aborted: the client closes the connection.
 #[must_use]
 pub struct Ongoing {
-    _connection: Connection,
+    _connection: Lent,
     state: State,
 }
 

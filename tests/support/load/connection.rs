@@ -143,6 +143,8 @@ struct Inner {
     /// HTTP/2: all.
     shared: Vec<Mutex<Connection>>,
     next: AtomicUsize,
+    /// The pools whose connections these are.
+    _of: Vec<Pool>,
 }
 
 impl Pool {
@@ -156,6 +158,20 @@ impl Pool {
         Self::open(target.address(), Protocol::Http2, connections).await
     }
 
+    /// The HTTP/2 connections of all these pools, one of each in turn.
+    pub async fn of_all(pools: &[Self]) -> Self {
+        let (back, idle) = mpsc::unbounded_channel();
+        let mut shared = Vec::new();
+        let most = pools.iter().map(|pool| pool.0.shared.len()).max().unwrap_or(0);
+        for connection in (0..most).flat_map(|n| pools.iter().filter_map(move |pool| pool.0.shared.get(n))) {
+            shared.push(Mutex::new(connection.lock().await.share()));
+        }
+        let first = &pools.first().expect("a pool has at least one connection").0;
+        let (address, protocol) = (first.address, first.protocol);
+        let (idle, next, of) = (Mutex::new(idle), AtomicUsize::new(0), pools.to_vec());
+        Self(Arc::new(Inner { address, protocol, idle, back, shared, next, _of: of }))
+    }
+
     pub(super) async fn open(address: SocketAddr, protocol: Protocol, connections: usize) -> Self {
         assert!(connections > 0, "a pool has at least one connection");
         let (back, idle) = mpsc::unbounded_channel();
@@ -167,7 +183,8 @@ impl Pool {
                 Protocol::Http2 => shared.push(Mutex::new(connection)),
             }
         }
-        Self(Arc::new(Inner { address, protocol, idle: Mutex::new(idle), back, shared, next: AtomicUsize::new(0) }))
+        let (idle, next, of) = (Mutex::new(idle), AtomicUsize::new(0), Vec::new());
+        Self(Arc::new(Inner { address, protocol, idle, back, shared, next, _of: of }))
     }
 
     pub(super) fn protocol(&self) -> Protocol {

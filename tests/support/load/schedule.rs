@@ -1,13 +1,15 @@
 //! An open loop: every request has its time, and leaves then, however the ones before it fare.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::Method;
+use hyper::body::Incoming;
+use hyper::{Method, Response};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand_distr::{Distribution, Exp};
@@ -143,7 +145,7 @@ impl Load {
         self
     }
 
-    /// Over so many HTTP/2 connections, opened before the start.
+    /// Over so many HTTP/2 connections, opened before the start. On each of them requests leave in their order.
     pub fn http2(mut self, connections: usize) -> Self {
         self.connections = Connections::Pooled(Protocol::Http2, connections);
         self
@@ -201,11 +203,16 @@ impl Load {
         while let Some((number, shot)) = due.recv().await {
             let place = places.clone().acquire_owned().await.expect("places are never closed");
             let pool = pool.clone();
+            // Tasks run in any order: where several share a connection, what leaves first is settled here.
+            let left = match &pool {
+                Some(pool) if pool.protocol() == Protocol::Http2 => Some(leave(&shot, pool.take().await, Protocol::Http2)),
+                _ => None,
+            };
             running.spawn(async move {
                 let class = shot.call.headers.get("x-job-class").and_then(|class| class.to_str().ok()).map(str::to_owned);
                 let at = shot.at;
                 let sent = start.elapsed();
-                let fired = tokio::time::timeout(self.timeout, fire(shot, address, pool)).await;
+                let fired = tokio::time::timeout(self.timeout, fire(shot, address, pool, left)).await;
                 let (outcome, host) = fired.unwrap_or((Outcome::Failed(Failure::Timeout), None));
                 drop(place);
                 Served { number, class, due: at, sent, ended: start.elapsed(), outcome, host }
@@ -249,18 +256,27 @@ fn pace(start: Instant, shots: Vec<Shot>) -> mpsc::UnboundedReceiver<(usize, Sho
     receiver
 }
 
-async fn fire(shot: Shot, address: SocketAddr, pool: Option<Pool>) -> (Outcome, Option<SocketAddr>) {
-    let (protocol, taken) = match pool {
-        Some(pool) => (pool.protocol(), pool.take().await),
-        None => (Protocol::Http1, Connection::open(address, Protocol::Http1).await.map(Lent::own)),
+/// A request that has left, and the connection that it left on.
+type Left = Result<(Lent, Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>), Failure>;
+
+fn leave(shot: &Shot, taken: Result<Lent, Failure>, protocol: Protocol) -> Left {
+    let mut lent = taken?;
+    let response = Box::pin(lent.connection().send(shot.call.request(protocol)));
+    Ok((lent, response))
+}
+
+async fn fire(shot: Shot, address: SocketAddr, pool: Option<Pool>, left: Option<Left>) -> (Outcome, Option<SocketAddr>) {
+    let left = match (left, pool) {
+        (Some(left), _) => left,
+        (None, Some(pool)) => leave(&shot, pool.take().await, pool.protocol()),
+        (None, None) => leave(&shot, Connection::open(address, Protocol::Http1).await.map(Lent::own), Protocol::Http1),
     };
-    let mut lent = match taken {
-        Ok(lent) => lent,
+    let (lent, response) = match left {
+        Ok(left) => left,
         Err(failure) => return (Outcome::Failed(failure), None),
     };
     let mut host = None;
-    let request = shot.call.request(protocol);
-    let exchange = exchange(&mut lent, request, &shot, &mut host);
+    let exchange = exchange(response, &shot, &mut host);
     let outcome = match shot.abort {
         Some(Abort::After(time)) => tokio::time::timeout(time, exchange).await.unwrap_or(Outcome::Aborted),
         _ => exchange.await,
@@ -272,12 +288,11 @@ async fn fire(shot: Shot, address: SocketAddr, pool: Option<Pool>) -> (Outcome, 
 }
 
 async fn exchange(
-    lent: &mut Lent,
-    request: hyper::Request<http_body_util::Full<Bytes>>,
+    response: impl Future<Output = hyper::Result<Response<Incoming>>>,
     shot: &Shot,
     host: &mut Option<SocketAddr>,
 ) -> Outcome {
-    let Ok(response) = lent.connection().send(request).await else { return Outcome::Failed(Failure::Reset) };
+    let Ok(response) = response.await else { return Outcome::Failed(Failure::Reset) };
     let status = response.status().as_u16();
     *host = response.headers().get("x-sim-host").and_then(|host| host.to_str().ok()?.parse().ok());
     let mut body = response.into_body();

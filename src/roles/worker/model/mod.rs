@@ -1,16 +1,20 @@
 //! A model of one Envoy: several VMs with real workers, plans and streams over one fake host, driven by random events, and after each event
 //! compared with what the events say must be true.
 //!
-//! [`world`] carries the events out, [`truth`] holds the promises. An event that makes no sense where it comes (the end of a stream in a VM
+//! [`world`] carries the events out, [`truth`], [`choice`] and [`queue`] hold the promises. An event that makes no sense where it comes (the end of a stream in a VM
 //! that has none) does nothing, so that any sequence is valid and shrinks well.
 
+mod choice;
+mod queue;
 mod truth;
 mod vm;
+mod wanted;
 mod world;
 
 use proptest::prelude::*;
 
 use crate::roles::fake::Call;
+use wanted::{Entry, Queue, Wanted};
 use world::World;
 
 /// The hosts that configurations choose from.
@@ -22,21 +26,18 @@ const STRANGER: &str = "10.9.9.9:80";
 /// The pool that the streams go to.
 const POOL: &str = "gpu";
 
-/// What a configuration says of the pool; `None`: that there is no such pool.
-#[derive(Clone, Debug)]
-struct Wanted {
-    hosts: Option<[Option<Entry>; ADDRESSES.len()]>,
-    /// Whether the pool's hosts are those of Envoy's cluster; with no alternates, no host is written then.
-    discovers: bool,
-    alternates: usize,
-    fallback: bool,
-}
+/// What requests say of their priority; the last is no word for one.
+const PRIORITIES: [Option<&str>; 5] = [None, Some("high"), Some("Normal"), Some("LOW"), Some("urgent")];
 
+/// What requests say of their tenant.
+const TENANTS: [Option<&str>; 3] = [None, Some("a"), Some("b")];
+
+/// What a request says of itself, by its place among [`PRIORITIES`] and [`TENANTS`].
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    weight: f32,
-    slots: u32,
-    drain: bool,
+struct Says {
+    is_job: bool,
+    priority: usize,
+    tenant: usize,
 }
 
 /// What Envoy says of a host.
@@ -76,17 +77,23 @@ enum Loss {
 #[derive(Clone, Debug)]
 enum Event {
     /// A request comes; an old one over a connection that still has the configuration before.
-    Request { vm: usize, job: bool, old: bool },
+    Request { vm: usize, says: Says, old: bool },
     /// Envoy's next attempt goes to one of the named hosts, to any other, or to a stranger.
     Attempt { vm: usize, stream: usize, to: usize },
     /// The response's headers come.
     Answer { vm: usize, stream: usize },
     /// A stream ends.
     End { vm: usize, stream: usize, how: How, millis: u64 },
-    /// One VM ticks.
-    Tick { vm: usize },
+    /// A stream that waits ends, or another filter answers it.
+    Leave { vm: usize, stream: usize, is_answered: bool },
+    /// A VM is told that its bell was rung, if it was.
+    Hear { vm: usize },
+    /// That news is lost.
+    Deafen { vm: usize },
+    /// One VM ticks; quickly: only those of its roots that have asked for it, and sooner.
+    Tick { vm: usize, is_quick: bool },
     /// All VMs tick so many times, but for one that sleeps, if any.
-    Rounds { rounds: u32, asleep: Option<usize> },
+    Rounds { rounds: u32, asleep: Option<usize>, is_quick: bool },
     /// A new configuration is there for the VMs to take.
     Publish(Wanted),
     /// A VM takes the newest configuration.
@@ -117,8 +124,28 @@ fn entry() -> impl Strategy<Value = Entry> {
 fn wanted() -> impl Strategy<Value = Wanted> {
     let hosts = prop::array::uniform4(prop::option::weighted(0.7, entry()))
         .prop_map(|hosts| Some(hosts).filter(|hosts| hosts.iter().any(Option::is_some)));
-    let rest = (0..3usize, any::<bool>(), prop::bool::weighted(0.4));
-    (hosts, rest).prop_map(|(hosts, (alternates, fallback, discovers))| Wanted { hosts, discovers, alternates, fallback })
+    let rest = (0..3usize, any::<bool>(), prop::bool::weighted(0.4), prop::option::weighted(0.7, queue()));
+    (hosts, rest).prop_map(|(hosts, (alternates, fallback, discovers, queue))| Wanted {
+        hosts,
+        discovers,
+        alternates,
+        fallback,
+        queue,
+    })
+}
+
+fn queue() -> impl Strategy<Value = Queue> {
+    let timeout_ms = prop_oneof![Just(300u64), Just(1000), Just(10_000), Just(30_000)];
+    let ageing_ms = prop_oneof![Just(50u64), Just(1000), Just(10_000)];
+    (1..7usize, timeout_ms, ageing_ms, any::<bool>(), any::<bool>()).prop_map(
+        |(max_length, timeout_ms, ageing_ms, has_priorities, has_tenants)| Queue {
+            max_length,
+            timeout_ms,
+            ageing_ms,
+            has_priorities,
+            has_tenants,
+        },
+    )
 }
 
 fn cluster() -> impl Strategy<Value = Cluster> {
@@ -139,7 +166,14 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(How::BadPrompt),
         1 => Just(How::TooMany),
     ];
-    let call = prop_oneof![3 => Just(Call::Load), 3 => Just(Call::Store), 1 => Just(Call::Header), 1 => Just(Call::Reply)];
+    let call = prop_oneof![
+        3 => Just(Call::Load),
+        3 => Just(Call::Store),
+        1 => Just(Call::Header),
+        1 => Just(Call::Reply),
+        1 => Just(Call::Resume),
+        1 => Just(Call::Bell),
+    ];
     let loss = prop_oneof![
         1 => Just(Loss::Gone),
         1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Loss::Garbage),
@@ -149,14 +183,24 @@ fn event() -> impl Strategy<Value = Event> {
     ];
     let vm = || 0..4usize;
     let stream = || 0..8usize;
-    let rounds = prop_oneof![3 => 1..4u32, 1 => 9..14u32, 2 => 78..100u32];
+    let rounds = prop_oneof![3 => 1..4u32, 1 => 9..14u32, 2 => 78..100u32].prop_map(|rounds| (rounds, false));
+    let rounds = prop_oneof![3 => rounds, 1 => (1..6u32).prop_map(|rounds| (rounds, true))];
+    let says = (prop::bool::weighted(0.9), 0..PRIORITIES.len(), 0..TENANTS.len()).prop_map(|(is_job, priority, tenant)| Says {
+        is_job,
+        priority,
+        tenant,
+    });
     let simple = prop_oneof![
-        10 => (vm(), prop::bool::weighted(0.9), prop::bool::weighted(0.1)).prop_map(|(vm, job, old)| Event::Request { vm, job, old }),
+        14 => (vm(), says, prop::bool::weighted(0.1)).prop_map(|(vm, says, old)| Event::Request { vm, says, old }),
         8 => (vm(), stream(), 0..9usize).prop_map(|(vm, stream, to)| Event::Attempt { vm, stream, to }),
         2 => (vm(), stream()).prop_map(|(vm, stream)| Event::Answer { vm, stream }),
         7 => (vm(), stream(), how, 0..20_000u64).prop_map(|(vm, stream, how, millis)| Event::End { vm, stream, how, millis }),
-        6 => vm().prop_map(|vm| Event::Tick { vm }),
-        4 => (rounds, prop::option::weighted(0.7, vm())).prop_map(|(rounds, asleep)| Event::Rounds { rounds, asleep }),
+        2 => (vm(), stream(), any::<bool>()).prop_map(|(vm, stream, is_answered)| Event::Leave { vm, stream, is_answered }),
+        3 => vm().prop_map(|vm| Event::Hear { vm }),
+        1 => vm().prop_map(|vm| Event::Deafen { vm }),
+        6 => (vm(), prop::bool::weighted(0.3)).prop_map(|(vm, is_quick)| Event::Tick { vm, is_quick }),
+        5 => (rounds, prop::option::weighted(0.7, vm()))
+            .prop_map(|((rounds, is_quick), asleep)| Event::Rounds { rounds, asleep, is_quick }),
         2 => wanted().prop_map(Event::Publish),
         4 => vm().prop_map(|vm| Event::Adopt { vm }),
         1 => vm().prop_map(|vm| Event::Delete { vm }),
@@ -172,24 +216,32 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![5 => simple, 1 => meanwhile]
 }
 
-fn first_configuration(discovers: bool) -> Wanted {
-    let entry = Entry { weight: 1.0, slots: 2, drain: false };
-    Wanted { hosts: Some([Some(entry); ADDRESSES.len()]), discovers, alternates: 2, fallback: false }
+/// A sound pool of so many hosts.
+fn first_configuration(hosts: usize, slots: u32, discovers: bool, queue: Option<Queue>) -> Wanted {
+    let entry = Entry { weight: 1.0, slots, drain: false };
+    let hosts = std::array::from_fn(|host| Some(entry).filter(|_| host < hosts));
+    Wanted { hosts: Some(hosts), discovers, alternates: 2, fallback: false, queue }
 }
 
 proptest! {
-    /// What it checks after each event: [`truth`]; at the end: [`World::quiet`].
+    /// What it checks after each event: [`World::check`]; at the end: [`World::quiet`].
     #[test]
     fn the_promises_hold_after_any_sequence_of_events(
         vms in 1..5usize,
         seed in any::<u64>(),
-        discovers in any::<bool>(),
+        (hosts, slots, discovers) in (1..=ADDRESSES.len(), 1..3u32, prop::bool::weighted(0.3)),
+        queue in prop::option::weighted(0.7, queue()),
+        is_prompt in any::<bool>(),
+        crowd in 0..16usize,
         events in prop::collection::vec(event(), 1..80),
     ) {
-        let world = World::new(vms, seed, first_configuration(discovers));
-        for event in &events {
-            world.act(event);
-            world.check();
+        let world = World::new(vms, seed, is_prompt, first_configuration(hosts, slots, discovers, queue));
+        let jobs = (0..crowd).map(|job| {
+            let says = Says { is_job: true, priority: job % PRIORITIES.len(), tenant: job % TENANTS.len() };
+            Event::Request { vm: job, says, old: false }
+        });
+        for event in jobs.chain(events) {
+            world.run(&event);
         }
         world.quiet();
     }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::ADDRESSES;
+use super::wanted::Wanted;
 use super::world::World;
-use super::{ADDRESSES, Wanted};
 use crate::core::address::Address;
 use crate::core::book::{TICKS_TO_DEATH, TICKS_TO_DEATH_OF_A_LAGGARD};
 use crate::core::health::Reason;
@@ -44,6 +45,7 @@ impl World {
         }
         assert!(score::scores(&record, self.vms[0].borrow().now()).into_iter().all(f64::is_finite));
         check_entries(&record, self.reloaded.get());
+        self.check_queue(&record);
         self.check_deaths(&record);
         let all_caught_up = record.workers().all(|worker| {
             let is_it = |vm: &&std::cell::RefCell<super::vm::Vm>| vm.borrow().id == worker.id;
@@ -141,6 +143,7 @@ impl World {
             self.vms.iter().map(|vm| vm.borrow()).filter(|vm| vm.running.wanted.hosts.is_some()).map(|vm| vm.id).collect();
         for vm in &self.vms {
             assert_eq!(vm.borrow_mut().seats(), [], "a lease is left");
+            assert!(vm.borrow().paused.is_empty(), "a stream still waits");
         }
         let Some(record) = self.record() else {
             assert!(naming.is_empty(), "the record is still lost");
@@ -158,6 +161,7 @@ impl World {
         assert!(record.hosts().all(|host| (host.in_flight, host.pending) == (0, 0) && !host.is_retired()), "not empty");
         assert_eq!(rows, naming, "workers of the record and live ones");
         assert_eq!(record.header.swept, record.header.epoch);
+        assert_eq!((record.waiting().len(), record.turns().len()), (0, 0), "somebody waits by the record");
     }
 }
 

@@ -2,48 +2,35 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{ADDRESSES, How, POOL, STRANGER, Wanted};
-use crate::config::Role;
+use super::queue::{Came, Paused, Tally};
+use super::wanted::{ADMIN, PRIORITY, Running, Slots, TENANT, Wanted};
+use super::{ADDRESSES, How, POOL, PRIORITIES, STRANGER, Says, TENANTS};
 use crate::core::address::Address;
-use crate::core::membership::Membership;
-use crate::core::record::Seat;
+use crate::core::record::{Record, Seat};
 use crate::core::time::Instant;
 use crate::host::{Host, Map};
-use crate::roles::balancer::{Flow, Plan, Stream};
+use crate::roles::balancer::{Flow, Stream};
 use crate::roles::fake::{Fake, Process, Streamed};
-use crate::roles::shared::Kept;
-use crate::roles::worker::Worker;
+use crate::roles::shared::{Kept, key};
+use crate::roles::worker::{QUICK_TICK, TICK, Worker};
 
-/// The cluster of Envoy's admin.
-const ADMIN: &str = "envoy_admin";
-
-/// Slots of a host of which none are written.
-const SLOTS: u32 = 2;
-
-const OVERRIDE: &str = "x-gateway-destination-endpoint";
-
-/// A configuration that a root of a VM runs.
-pub struct Running {
-    pub wanted: Wanted,
-    plan: Rc<Plan>,
-}
+pub const OVERRIDE: &str = "x-gateway-destination-endpoint";
 
 /// A stream, and what the model knows of it.
-struct Job {
-    stream: Stream<Fake>,
-    named: Vec<String>,
-    has_lease: bool,
-    attempts: u64,
-    answered: bool,
+pub struct Job {
+    pub stream: Stream<Fake>,
+    pub named: Vec<String>,
+    pub has_lease: bool,
+    pub attempts: u64,
+    pub answered: bool,
     /// Ticks of its VM since it began, since its last attempt, and since the clock last stepped.
-    ticks: u32,
+    pub ticks: u32,
     /// How many of those may pass until its lease has followed: the first may come too soon after it was taken, and if the clock stepped
     /// back, a few more may seem to.
-    patience: u32,
+    pub patience: u32,
 }
 
 /// What a request met.
@@ -52,21 +39,42 @@ pub struct Met {
     /// The addresses that the override header names, if the filter set it.
     pub named: Option<Vec<String>>,
     pub verdict: Option<String>,
-    /// The slots of the hosts that the pool has, as far as they take new jobs; `None`: that is not known.
-    pub eligible: Option<BTreeMap<&'static str, u32>>,
+    /// It waits.
+    pub waits: bool,
+    pub is_job: bool,
+    /// How many that wait in its VM must be served before it.
+    pub before: usize,
+    /// The hosts that the pool has, and their slots; `None`: that is not known.
+    pub slots: Option<Slots>,
     /// No hostcall was refused.
     pub clean: bool,
-    /// When it came.
+    /// When it met it.
     pub now: Instant,
+    /// The pool's record as its choice left it.
+    pub record: Option<Record>,
+}
+
+/// What a tick was.
+#[derive(Default)]
+pub struct Ticked {
+    /// How many ticks it was for the worker: if time passes between two roots' ticks, each is one; none if it was too soon.
+    pub ticks: u64,
+    /// No hostcall was refused.
+    pub clean: bool,
+    /// What those met that were resumed.
+    pub met: Vec<Met>,
 }
 
 pub struct Vm {
     pub host: Fake,
     pub id: u64,
-    worker: Rc<RefCell<Worker<Fake>>>,
+    pub worker: Rc<RefCell<Worker<Fake>>>,
     pub running: Rc<Running>,
     old: Vec<Rc<Running>>,
-    jobs: BTreeMap<u32, Job>,
+    pub jobs: BTreeMap<u32, Job>,
+    /// The streams that wait.
+    pub paused: BTreeMap<u32, Paused>,
+    pub tally: Tally,
     /// Streams that have ended, whose settlement Envoy refused to store.
     owed: BTreeSet<u32>,
     contexts: u32,
@@ -74,64 +82,13 @@ pub struct Vm {
     pub caught_up: Option<(u64, u32)>,
     /// How many of its next looks at Envoy's cluster find something else.
     pub garbled: u32,
+    /// How many hostcalls had been refused when a tick last mended what that had spoilt.
+    mended: u64,
 }
 
-impl Wanted {
-    fn json(&self) -> String {
-        let mut pools = r#""other": {"hosts": [{"address": "10.1.0.1:80"}]}"#.to_owned();
-        if self.hosts.is_some() {
-            let hosts: Vec<String> = self
-                .entries()
-                .map(|(address, entry)| {
-                    let super::Entry { weight, slots, drain } = entry;
-                    let drain = if drain { r#", "drain": true"# } else { "" };
-                    format!(r#"{{"address": "{address}", "weight": {weight}, "max_in_flight": {slots}{drain}}}"#)
-                })
-                .collect();
-            let hosts = if self.discovers && self.alternates == 0 { Vec::new() } else { hosts };
-            let discovery = if self.discovers {
-                format!(r#""discovery": {{"cluster": "{ADMIN}"}}, "max_in_flight": {SLOTS}, "#)
-            } else {
-                String::new()
-            };
-            let no_host = if self.fallback { "fallback" } else { "reject" };
-            let rest = format!(r#"{discovery}"jobs": {{}}, "alternates": {}, "no_host": "{no_host}""#, self.alternates);
-            write!(pools, r#", "{POOL}": {{"hosts": [{}], {rest}}}"#, hosts.join(", ")).unwrap();
-        }
-        format!(r#"{{"pools": {{{pools}}}}}"#)
-    }
-
-    /// The hosts of the pool and their slots, but for those that take no new jobs; `members` is what is known of Envoy's cluster. `None`: it is not known
-    /// which there are.
-    fn eligible(&self, members: Option<&Membership>) -> Option<BTreeMap<&'static str, u32>> {
-        let written = self.entries().filter(|_| !self.discovers || self.alternates > 0);
-        let written: BTreeMap<_, _> = written.collect();
-        let Some(members) = members.filter(|_| self.discovers) else {
-            let eligible = written.iter().filter(|(_, entry)| !entry.drain).map(|(address, entry)| (*address, entry.slots));
-            return (!self.discovers || !written.is_empty()).then(|| eligible.collect());
-        };
-        let is_there = |address: &&str| members.members().iter().find(|member| member.address.to_string() == *address);
-        let here = ADDRESSES.into_iter().filter_map(|address| Some((address, is_there(&address)?.drains)));
-        let is_drained = |address: &str| written.get(address).is_some_and(|entry| entry.drain);
-        let eligible = here.filter(|(address, drains)| !drains && !is_drained(address));
-        Some(eligible.map(|(address, _)| (address, written.get(address).map_or(SLOTS, |entry| entry.slots))).collect())
-    }
-
-    /// What is written of hosts.
-    pub fn entries(&self) -> impl Iterator<Item = (&'static str, super::Entry)> {
-        let hosts = self.hosts.iter().flatten();
-        ADDRESSES.into_iter().zip(hosts).filter_map(|(address, entry)| Some((address, (*entry)?)))
-    }
-}
-
-impl Running {
-    fn new(wanted: &Wanted, root: u32) -> Rc<Self> {
-        match Role::parse(wanted.json().as_bytes()) {
-            Ok(Role::Balancer(config)) => {
-                Rc::new(Self { wanted: wanted.clone(), plan: Rc::new(Plan::new(root, "plimsoll", config)) })
-            }
-            other => panic!("{}: {other:?}", wanted.json()),
-        }
+impl Job {
+    pub fn new(stream: Stream<Fake>, named: Vec<String>, has_lease: bool) -> Self {
+        Self { stream, named, has_lease, attempts: 0, answered: false, ticks: 0, patience: 2 }
     }
 }
 
@@ -140,17 +97,30 @@ impl Vm {
         let host = Fake::new(process);
         let worker = Worker::new(host.clone());
         Self {
-            host,
             id: worker.id,
             worker: Rc::new(RefCell::new(worker)),
-            running: Running::new(wanted, 1),
+            running: Running::new(wanted, &host, 1),
+            host,
             old: Vec::new(),
             jobs: BTreeMap::new(),
+            paused: BTreeMap::new(),
+            tally: Tally::default(),
             owed: BTreeSet::new(),
             contexts: 1,
             caught_up: None,
             garbled: 0,
+            mended: 0,
         }
+    }
+
+    /// Its roots, the newest first.
+    pub fn roots(&self) -> impl Iterator<Item = &Rc<Running>> {
+        [&self.running].into_iter().chain(&self.old)
+    }
+
+    /// Whether a hostcall was refused, and no tick has passed without since.
+    pub fn is_disturbed(&self) -> bool {
+        self.host.refused() != self.mended
     }
 
     pub fn forget_kept(&self) {
@@ -163,26 +133,34 @@ impl Vm {
     }
 
     pub fn adopt(&mut self, wanted: &Wanted) {
-        let running = Running::new(wanted, self.context());
+        let root = self.context();
+        let running = Running::new(wanted, &self.host, root);
+        self.host.make_current(root);
         running.plan.made(&mut self.worker.borrow_mut());
         self.old.push(std::mem::replace(&mut self.running, running));
     }
 
     pub fn delete_old(&mut self) {
         for running in self.old.extract_if(.., |running| Rc::strong_count(&running.plan) == 1) {
+            self.host.make_current(running.root);
             running.plan.end(&mut self.worker.borrow_mut());
+            self.host.forget(running.root);
         }
     }
 
     /// A request; gives what it met if it went to the pool.
-    pub fn request(&mut self, is_job: bool, old: bool) -> Option<Met> {
+    pub fn request(&mut self, says: Says, old: bool) -> Option<Met> {
+        let Says { is_job, priority, tenant } = says;
         let running = self.old.last().filter(|_| old).unwrap_or(&self.running).clone();
         let id = self.context();
         let method = if is_job { "POST" } else { "GET" };
         self.host.stream(id, |stream| {
             let headers = [(":method", method), (":path", "/prompt"), (OVERRIDE, "6.6.6.6:6"), ("x-plimsoll-class", "mine")];
-            stream.headers = headers.map(|(name, value)| (name.into(), value.into())).into();
+            let said = [(PRIORITY, PRIORITIES[priority]), (TENANT, TENANTS[tenant])];
+            let said = said.into_iter().filter_map(|(name, value)| Some((name, value?)));
+            stream.headers = headers.into_iter().chain(said).map(|(name, value)| (name.into(), value.into())).collect();
             stream.properties.insert("xds\0cluster_name", POOL.into());
+            stream.root = running.root;
         });
         let refused = self.host.refused();
         let mut stream = Stream::new(self.host.clone(), self.worker.clone(), running.plan.clone(), id);
@@ -199,11 +177,22 @@ impl Vm {
             assert_ne!(named.as_deref(), Some(["6.6.6.6:6".to_owned()].as_slice()), "a client chose its host");
         }
         let verdict = seen.replied.as_ref().and_then(|(_, headers)| headers.get("x-plimsoll-verdict").cloned());
+        let record = self.host.process.value(&key(POOL)).and_then(|bytes| Record::parse(bytes).ok());
+        let queue = running.wanted.queue;
+        let rank = queue.filter(|_| clean).map(|queue| (queue.priority_of(says), queue.tenant_of(says)));
+        let came = Came { id, at: now, rank, running: running.clone() };
+        let before = record.as_ref().filter(|_| is_job).map_or(0, |record| self.count_before(&came, record));
         match (flow, named.as_ref()) {
             (Flow::Answered, _) => {
                 assert!(self.lease_of(id).is_none(), "a reply of our own took a lease");
+                self.tally.full += u64::from(verdict.as_deref() == Some("queue_full"));
                 stream.done();
                 self.host.forget(id);
+            }
+            (Flow::Paused, _) => {
+                assert!(is_pools && queue.is_some(), "a job waits in a pool that has no queue");
+                assert!(!clean || seen.header(OVERRIDE).is_none(), "a job that waits has a host");
+                self.pauses(stream, came, record.as_ref());
             }
             (Flow::Continue, named) => {
                 check_retries(&seen, named);
@@ -212,12 +201,12 @@ impl Vm {
                 if let Some(named) = named.filter(|_| is_job) {
                     assert_eq!(lease.unwrap().0, Address::parse(named[0].as_bytes()), "leased is not what was named");
                 }
-                let (named, has_lease) = (named.cloned().unwrap_or_default(), lease.is_some());
-                self.jobs.insert(id, Job { stream, named, has_lease, attempts: 0, answered: false, ticks: 0, patience: 2 });
+                self.jobs.insert(id, Job::new(stream, named.cloned().unwrap_or_default(), lease.is_some()));
             }
         }
-        let eligible = running.wanted.eligible(self.worker.borrow().members(POOL).map(|members| &**members));
-        is_pools.then_some(Met { running, named, verdict, eligible, clean, now })
+        let slots = running.wanted.slots(self.worker.borrow().members(POOL).map(|members| &**members));
+        let waits = flow == Flow::Paused;
+        is_pools.then_some(Met { running, named, verdict, waits, is_job, before, slots, clean, now, record })
     }
 
     /// The stream with this number; its callbacks come next.
@@ -292,9 +281,8 @@ impl Vm {
 
     /// A job that its host does at once.
     pub fn serve(&mut self) {
-        if self.request(true, false).is_some() && !self.jobs.is_empty() {
-            self.end(0, How::Success, 100);
-        }
+        self.request(Says { is_job: true, priority: 0, tenant: 0 }, false);
+        self.end_all();
     }
 
     pub fn end_all(&mut self) {
@@ -303,27 +291,28 @@ impl Vm {
         }
     }
 
-    /// Its roots tick, those that were replaced too. Gives how many ticks that was (if time passes between two roots' ticks, each is one), and whether no
-    /// hostcall was refused; nothing if it was too soon for a tick.
-    pub fn tick(&mut self) -> Option<(u64, bool)> {
-        let (refused, mut ticks) = (self.host.refused(), 0);
-        for running in [&self.running].into_iter().chain(&self.old) {
-            let mut worker = self.worker.borrow_mut();
-            let last = worker.ticked;
-            running.plan.tick(&mut worker);
-            ticks += u64::from(worker.ticked != last);
+    /// Its roots tick, those that were replaced too; quickly: only those that have asked for it.
+    pub fn tick(&mut self, is_quick: bool) -> Ticked {
+        let (refused, mut ticked) = (self.host.refused(), Ticked::default());
+        let ticks = |running: &&Rc<Running>| !is_quick || self.host.pace_of(running.root) == Some(QUICK_TICK);
+        let roots: Vec<Rc<Running>> = self.roots().filter(ticks).cloned().collect();
+        for running in &roots {
+            let last = self.worker.borrow().ticked;
+            let met = self.call_root(running, |running, vm| running.plan.tick(&mut vm.worker.borrow_mut()));
+            ticked.met.extend(met);
+            let pace = if self.paused.is_empty() { TICK } else { QUICK_TICK };
+            assert_eq!(self.host.pace_of(running.root), Some(pace), "how often a root ticks");
+            ticked.ticks += u64::from(self.worker.borrow().ticked != last);
         }
-        if ticks == 0 {
-            return None;
+        ticked.clean = self.host.refused() == refused;
+        if ticked.clean && ticked.ticks > 0 {
+            self.mended = refused;
+            self.jobs.values_mut().for_each(|job| job.ticks += 1);
+            for id in self.jobs.iter().filter(|(_, job)| job.ticks >= job.patience).map(|(id, _)| *id).collect::<Vec<_>>() {
+                self.check_follows(id, "at a tick");
+            }
         }
-        if self.host.refused() != refused {
-            return Some((ticks, false));
-        }
-        self.jobs.values_mut().for_each(|job| job.ticks += 1);
-        for id in self.jobs.iter().filter(|(_, job)| job.ticks >= job.patience).map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.check_follows(id, "at a tick");
-        }
-        Some((ticks, true))
+        ticked
     }
 
     /// Envoy answers its calls.
@@ -350,7 +339,7 @@ impl Vm {
         }
     }
 
-    fn lease_of(&self, stream: u32) -> Option<(Option<Address>, Option<Seat>)> {
+    pub fn lease_of(&self, stream: u32) -> Option<(Option<Address>, Option<Seat>)> {
         let worker = self.worker.borrow();
         worker.books.get(POOL)?.book.lease(stream).map(|lease| (lease.address, lease.seat))
     }
@@ -384,7 +373,7 @@ impl Vm {
     }
 }
 
-fn check_retries(seen: &Streamed, named: Option<&Vec<String>>) {
+pub fn check_retries(seen: &Streamed, named: Option<&Vec<String>>) {
     if let Some(named) = named {
         let distinct: BTreeSet<&String> = named.iter().collect();
         assert_eq!(distinct.len(), named.len(), "a host is named twice: {named:?}");

@@ -7,21 +7,31 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::queue::Tally;
 use super::truth::Beat;
-use super::vm::{Met, Vm};
-use super::{ADDRESSES, Cluster, Event, Loss, POOL, Said, Wanted};
+use super::vm::Vm;
+use super::wanted::Wanted;
+use super::{ADDRESSES, Cluster, Event, Loss, POOL, Said};
 use crate::core::address::Address;
 use crate::core::health::State;
-use crate::core::record::{Host, Record, Seat};
-use crate::core::stranger::wants_early_trial;
+use crate::core::record::{Record, Seat};
 use crate::roles::fake::Process;
 use crate::roles::shared::key;
-use crate::roles::worker::TICK;
+use crate::roles::worker::{QUICK_TICK, TICK};
+
+/// Longer than any job waits.
+const LONGEST_WAIT: Duration = Duration::from_secs(31);
 
 /// A VM that died, and what it held.
 pub struct Grave {
     pub id: u64,
     pub seats: Vec<(Address, Seat)>,
+    /// The streams that waited.
+    pub paused: BTreeSet<u32>,
+    pub is_disturbed: bool,
+    pub refused: u64,
+    pub tally: Tally,
+    pub unstored: u64,
 }
 
 /// One Envoy.
@@ -32,6 +42,12 @@ pub struct World {
     pub graves: RefCell<Vec<Grave>>,
     wanted: RefCell<Wanted>,
     pub cluster: RefCell<Cluster>,
+    /// Whether whoever is to be told that a bell was rung is told after each event.
+    is_prompt: bool,
+    /// How many events there were.
+    events: Cell<u64>,
+    /// The incarnation of the first record.
+    pub first: Cell<u64>,
     /// Whether there was ever another configuration than the first.
     pub reloaded: Cell<bool>,
     /// Ticks of each VM that counted.
@@ -45,7 +61,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(vms: usize, seed: u64, wanted: Wanted) -> Rc<Self> {
+    pub fn new(vms: usize, seed: u64, is_prompt: bool, wanted: Wanted) -> Rc<Self> {
         let process = Process::new(seed);
         Rc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -54,6 +70,9 @@ impl World {
             graves: RefCell::default(),
             wanted: RefCell::new(wanted),
             cluster: RefCell::new([Some(Said::Healthy); ADDRESSES.len()]),
+            is_prompt,
+            events: Cell::new(0),
+            first: Cell::new(0),
             reloaded: Cell::new(false),
             ticks: vec![Cell::new(0); vms],
             joined: RefCell::default(),
@@ -74,16 +93,62 @@ impl World {
         let result = act(&mut vm);
         if let Some(record) = self.record() {
             self.watch(&record);
+            if self.first.get() == 0 {
+                self.first.set(record.header.incarnation);
+            }
         }
         Some(result)
     }
 
-    pub fn act(&self, event: &Event) {
+    /// An event, and what must be true after it.
+    pub fn run(&self, event: &Event) {
         self.process.pass(Duration::from_millis(1));
+        let all: Vec<usize> = (0..self.vms.len()).collect();
+        let of = |vm: &RefCell<Vm>| vm.borrow().live().iter().map(|running| running.root).collect();
+        let live = || self.vms.iter().map(of).collect::<Vec<Vec<u32>>>();
+        let (events, roots) = (self.events.get(), live());
+        let was_fine = self.is_prompt && self.is_calm() && self.idles(&all) == Some(false);
+        self.act(event);
+        if self.is_prompt {
+            self.hear_all();
+        }
+        self.check();
+        // What time brings, or a configuration, the next tick sees.
+        let waits_for_tick = match event {
+            Event::Tick { .. } | Event::Rounds { .. } | Event::Step { .. } | Event::Lose(_) => true,
+            // It comes by its own configuration, and waits by the newest.
+            Event::Request { .. } => roots.iter().any(|roots| roots.len() > 1),
+            _ => false,
+        };
+        if was_fine && !waits_for_tick && self.is_calm() && (self.events.get(), live()) == (events + 1, roots) {
+            assert_ne!(self.idles(&all), Some(true), "a slot came free, and nobody was woken for it");
+        }
+    }
+
+    fn hear_all(&self) {
+        for _ in 0..100 {
+            if (0..self.vms.len()).filter(|vm| self.hear(*vm)).count() == 0 {
+                return;
+            }
+        }
+        panic!("the bells ring for ever");
+    }
+
+    /// Gives whether there was something to hear.
+    fn hear(&self, vm: usize) -> bool {
+        let Some(Some(met)) = self.with(vm, Vm::hear) else {
+            return false;
+        };
+        met.iter().for_each(|met| self.check_choice(met));
+        true
+    }
+
+    fn act(&self, event: &Event) {
+        self.events.set(self.events.get() + 1);
         match event {
-            Event::Request { vm, job, old } => {
-                if let Some(Some(met)) = self.with(*vm, |vm| vm.request(*job, *old)) {
-                    self.check_choice(&met, *job);
+            Event::Request { vm, says, old } => {
+                if let Some(Some(met)) = self.with(*vm, |vm| vm.request(*says, *old)) {
+                    self.check_choice(&met);
                 }
             }
             Event::Attempt { vm, stream, to } => {
@@ -97,17 +162,15 @@ impl World {
                     self.guilty.set(self.guilty.get() + 1);
                 }
             }
-            Event::Tick { vm } => {
-                self.process.pass(TICK);
-                self.tick(*vm % self.vms.len());
+            Event::Leave { vm, stream, is_answered } => _ = self.with(*vm, |vm| vm.leave(*stream, *is_answered)),
+            Event::Hear { vm } => _ = self.hear(*vm),
+            Event::Deafen { vm } if !self.is_prompt => _ = self.with(*vm, |vm| vm.host.takes_news()),
+            Event::Deafen { .. } => {}
+            Event::Tick { vm, is_quick } => {
+                self.process.pass(if *is_quick { QUICK_TICK } else { TICK });
+                self.tick(*vm % self.vms.len(), *is_quick);
             }
-            Event::Rounds { rounds, asleep } => {
-                let asleep = asleep.map(|vm| vm % self.vms.len());
-                for _ in 0..*rounds {
-                    self.process.pass(TICK);
-                    (0..self.vms.len()).filter(|vm| Some(*vm) != asleep).for_each(|vm| self.tick(vm));
-                }
-            }
+            Event::Rounds { rounds, asleep, is_quick } => self.rounds(*rounds, *asleep, *is_quick),
             Event::Publish(wanted) => {
                 self.reloaded.set(true);
                 *self.wanted.borrow_mut() = wanted.clone();
@@ -127,6 +190,7 @@ impl World {
                 let (world, event) = (self.me.clone(), event.as_ref().clone());
                 let deed = move || {
                     if let Some(world) = world.upgrade() {
+                        world.process.pass(Duration::from_millis(1));
                         world.act(&event);
                     }
                 };
@@ -135,22 +199,49 @@ impl World {
         }
     }
 
-    fn tick(&self, number: usize) {
+    /// Gives whether no hostcall was refused.
+    fn tick(&self, number: usize, is_quick: bool) -> bool {
         let before = self.record();
-        let ticked = self.with(number, Vm::tick);
+        let ticked = self.with(number, |vm| vm.tick(is_quick));
         let page = self.page();
         self.with(number, |vm| vm.answer_calls(&page));
-        let Some(Some((ticks, clean))) = ticked else {
-            return;
+        let Some(ticked) = ticked else {
+            return false;
         };
-        self.ticks[number].set(self.ticks[number].get() + ticks);
-        if !clean {
-            return;
+        ticked.met.iter().for_each(|met| self.check_choice(met));
+        self.ticks[number].set(self.ticks[number].get() + ticked.ticks);
+        if ticked.clean && ticked.ticks > 0 {
+            self.with(number, |vm| {
+                assert!(!vm.owes(), "a tick without a fault left a settlement behind");
+                vm.caught_up = before.map(|record| (record.header.incarnation, record.header.epoch));
+            });
         }
-        self.with(number, |vm| {
-            assert!(!vm.owes(), "a tick without a fault left a settlement behind");
-            vm.caught_up = before.map(|record| (record.header.incarnation, record.header.epoch));
-        });
+        ticked.clean
+    }
+
+    /// All VMs tick, but for one. A slot that a job could have is not left free for longer than it takes to see that those who come first do not answer: each
+    /// is called, and has [`crate::core::queue::ANSWERS_WITHIN`].
+    fn rounds(&self, rounds: u32, asleep: Option<usize>, is_quick: bool) {
+        let asleep = asleep.map(|vm| vm % self.vms.len());
+        let awake: Vec<usize> = (0..self.vms.len()).filter(|vm| Some(*vm) != asleep).collect();
+        let served = || awake.iter().filter_map(|vm| Some(self.vms[*vm].try_borrow().ok()?.tally.served)).sum::<u64>();
+        let mut idle = 0;
+        for _ in 0..rounds {
+            self.process.pass(if is_quick { QUICK_TICK } else { TICK });
+            let (events, before) = (self.events.get(), served());
+            let clean = awake.iter().filter(|vm| self.tick(**vm, is_quick)).count() == awake.len();
+            let Some(record) = self.record().filter(|_| clean && self.events.get() == events) else {
+                idle = 0;
+                continue;
+            };
+            let vms: Vec<_> = awake.iter().map(|vm| self.vms[*vm].borrow()).collect();
+            let is_idle = vms.iter().all(|vm| !vm.is_disturbed()) && self.idles(&awake) == Some(true);
+            // Of hosts that wait for their trial one is served in each callback.
+            idle = if is_idle && served() == before { idle + 1 } else { 0 };
+            let silent = record.workers().filter(|worker| vms.iter().all(|vm| vm.id != worker.id)).count();
+            let most = if is_quick { 2 * silent + 2 } else { silent + 1 };
+            assert!(idle <= most, "a slot has been free for {idle} ticks of all while a job waited that could have it");
+        }
     }
 
     /// What Envoy's admin says of the cluster.
@@ -176,7 +267,15 @@ impl World {
         let wanted = self.wanted.borrow();
         let dead = self.with(number, |vm| {
             let mut dead = std::mem::replace(vm, Vm::new(&self.process, &wanted));
-            Grave { id: dead.id, seats: dead.seats() }
+            Grave {
+                id: dead.id,
+                seats: dead.seats(),
+                paused: dead.paused.keys().copied().collect(),
+                is_disturbed: dead.is_disturbed(),
+                refused: dead.host.refused(),
+                tally: dead.tally,
+                unstored: dead.unstored(),
+            }
         });
         self.graves.borrow_mut().extend(dead);
     }
@@ -212,80 +311,12 @@ impl World {
         (0..self.vms.len()).for_each(|vm| _ = self.with(vm, Vm::clock_stepped));
     }
 
-    /// What a request met must fit the record that stands now: nothing happened since.
-    fn check_choice(&self, met: &Met, is_job: bool) {
-        let Some(record) = self.record().filter(|_| met.clean) else {
-            return;
-        };
-        // All jobs on the machine, also those from before its host was removed and came back.
-        let load = |address: &str| -> u32 {
-            let address = Address::parse(address.as_bytes()).unwrap();
-            record.hosts().filter(|host| host.address() == address).map(|host| host.load()).sum()
-        };
-        let now = met.now;
-        let entry = |address: &str| {
-            let seat = record.seat_at(Address::parse(address.as_bytes()).unwrap())?;
-            record.host(seat.slot).filter(|host| !host.is_retired())
-        };
-        let Some(slots_of) = &met.eligible else {
-            assert_eq!(
-                (&met.verdict, &met.named),
-                (&None, &None),
-                "it is not known which hosts there are, and Envoy was not let choose"
-            );
-            return;
-        };
-        let those = |is_it: &dyn Fn(&Host) -> bool| -> BTreeSet<&str> {
-            slots_of.keys().copied().filter(|address| entry(address).is_some_and(|host| is_it(&host))).collect()
-        };
-        let serving = those(&|host| host.health(now) == State::Serving);
-        // Those that would still take a trial: the one that has just begun is not among them.
-        let on_trial = those(&|host| host.wants_trial(now));
-        // Those that may be tried before their time, rather than refuse a job.
-        let strangers = those(&|host| wants_early_trial(host, now));
-        let has_slot = |address: &&str| load(address) < slots_of[*address];
-        match (met.verdict.as_deref(), &met.named) {
-            (Some("full"), _) => {
-                assert!(is_job, "a request that needs no slot was refused for want of one");
-                assert!(!serving.is_empty(), "there was no host at all");
-                let all = serving.iter().chain(&on_trial).chain(&strangers);
-                assert!(!all.clone().any(has_slot), "refused although there is a free slot");
-            }
-            (None, Some(named)) => {
-                let (first, alternates) = (named[0].as_str(), met.running.wanted.alternates);
-                let is_trial = !serving.contains(first);
-                let probing = those(&|host| host.health(now) == State::Probing);
-                if !is_job && serving.is_empty() {
-                    // It is no trial, but a probing host is better than none.
-                    assert!(named.iter().all(|address| probing.contains(address.as_str())), "not eligible: {named:?}");
-                    return;
-                }
-                assert!(!is_trial || is_job && probing.contains(first), "not eligible: {first}");
-                assert!(
-                    is_trial || !is_job || !on_trial.iter().any(has_slot),
-                    "a host waits for its trial, and {first} got the job"
-                );
-                assert!(
-                    named[1..].iter().all(|address| serving.contains(address.as_str())),
-                    "not eligible: {named:?} of {serving:?}"
-                );
-                let most = if is_trial { 1 + serving.len().min(alternates) } else { serving.len().min(1 + alternates) };
-                assert_eq!(named.len(), most, "{named:?}");
-                assert!(!is_job || load(first) <= slots_of[first], "{first} has more jobs than slots by our own choice");
-            }
-            (verdict, _) => {
-                assert_eq!(verdict, Some("no_host").filter(|_| !met.running.wanted.fallback));
-                let others = || on_trial.iter().chain(&strangers);
-                assert!(serving.is_empty() && (!is_job || !others().any(has_slot)), "refused although there are hosts");
-            }
-        }
-    }
-
     /// From now on all goes well: then every host serves again, within the longest ejection.
     fn heal(&self) {
         for _ in 0..250 {
             self.process.pass(Duration::from_secs(2));
-            (0..self.vms.len()).for_each(|vm| self.tick(vm));
+            (0..self.vms.len()).for_each(|vm| _ = self.tick(vm, false));
+            self.vms.iter().for_each(|vm| vm.borrow_mut().end_all());
             self.with(0, Vm::serve);
         }
         // Of a pool whose last worker died before it went nobody reads the record any more.
@@ -299,7 +330,7 @@ impl World {
         }
     }
 
-    /// All streams end, all VMs take the newest configuration, nothing goes wrong any more, and 200 ticks pass.
+    /// All streams end, all VMs take the newest configuration, nothing goes wrong any more, and 200 ticks pass. Who waits has a slot by then, or an answer.
     pub fn quiet(&self) {
         self.vms.iter().for_each(|vm| vm.borrow().host.heal());
         self.cluster.borrow_mut().iter_mut().flatten().for_each(|condition| *condition = Said::Healthy);
@@ -308,9 +339,17 @@ impl World {
             vm.garbled = 0;
             vm.end_all();
             vm.adopt(&self.wanted.borrow());
-            vm.delete_old();
         }
-        self.act(&Event::Rounds { rounds: 200, asleep: None });
+        let waits = || self.vms.iter().any(|vm| !vm.borrow().paused.is_empty());
+        for _ in 0..LONGEST_WAIT.as_millis() / TICK.as_millis() {
+            if waits() {
+                self.rounds(1, None, false);
+                self.vms.iter().for_each(|vm| vm.borrow_mut().end_all());
+            }
+        }
+        assert!(!waits(), "a job waits for ever");
+        self.vms.iter().for_each(|vm| vm.borrow_mut().delete_old());
+        self.rounds(200, None, false);
         self.heal();
         self.check();
         self.check_empty();
