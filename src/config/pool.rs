@@ -163,7 +163,7 @@ impl Pool {
         let jobs = fields.optional("jobs", Jobs::read);
         let queue = fields.optional("queue", Queue::read);
         let priority = fields.optional("priority", |fields| Priorities::read(fields, whole.trusts_headers)).flatten();
-        let tenant = fields.optional("tenant", |fields| Source::read(fields, whole.trusts_headers, "x-tenant")).flatten();
+        let tenant = fields.optional("tenant", |fields| Source::read(fields, whole.trusts_headers, "x-tenant", "sub")).flatten();
         let alternates = fields.integer("alternates", 0..=8, 2) as usize;
         let no_host = match fields.word("no_host", &["reject", "fallback"], &[], "reject") {
             "fallback" => NoHost::Fallback,

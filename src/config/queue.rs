@@ -39,7 +39,7 @@ pub enum Source {
 const VERIFIED: &str = "metadata\0filter_metadata\0envoy.filters.http.jwt_authn";
 
 /// What is allowed as the name of a claim, or of the metadata that it is in.
-const NAME: &str = "a name without control characters";
+const NAME: &str = "a name of at least one character, none of them a control character";
 
 impl Queue {
     pub(super) fn read(fields: &mut Fields) -> Self {
@@ -58,18 +58,18 @@ impl Queue {
 
 impl Priorities {
     pub(super) fn read(fields: &mut Fields, trusts_headers: bool) -> Option<Self> {
-        let source = Source::read(fields, trusts_headers, "x-job-priority");
+        let source = Source::read(fields, trusts_headers, "x-job-priority", "tier");
         let default = Priority::parse(fields.word("default", &Priority::WORDS, &[], Priority::Normal.word()).as_bytes());
         Some(Self { source: source?, default: default? })
     }
 }
 
 impl Source {
-    pub(super) fn read(fields: &mut Fields, trusts_headers: bool, example: &str) -> Option<Self> {
+    pub(super) fn read(fields: &mut Fields, trusts_headers: bool, header_example: &str, claim_example: &str) -> Option<Self> {
         let header = fields.take("header", |value| {
-            const ALLOWED: &str = "a header name in lower case that does not start with x-plimsoll-, such as x-job-priority";
+            let allowed = format!("a header name in lower case that does not start with x-plimsoll-, such as {header_example}");
             let is_allowed = |name: &str| is_header_name(name) && !name.starts_with("x-plimsoll-");
-            value.text(ALLOWED).filter(|name| is_allowed(name) || value.refuse(ALLOWED)).map(str::to_owned)
+            value.text(&allowed).filter(|name| is_allowed(name) || value.refuse(&allowed)).map(str::to_owned)
         });
         let claim = fields.take("jwt_claim", name);
         let metadata = fields.take("metadata", name);
@@ -84,7 +84,7 @@ impl Source {
             }
             (None, Some(claim), Some(metadata)) => Some(Self::Claim(format!("{VERIFIED}\0{}\0{}", metadata?, claim?))),
             (Some(_), ..) => {
-                fields.note("header", "it is there together with a claim; one of the two is allowed");
+                fields.note("header", "it is there together with jwt_claim or metadata; a header or a claim is allowed");
                 None
             }
             (None, Some(_), None) => {
@@ -92,12 +92,12 @@ impl Source {
                 None
             }
             (None, None, Some(_)) => {
-                fields.note("jwt_claim", "it is missing; say which claim, such as \"sub\"");
+                fields.note("jwt_claim", format_args!("it is missing; say which claim, such as \"{claim_example}\""));
                 None
             }
             (None, None, None) => {
                 let claim = "\"jwt_claim\": \"<claim>\" with \"metadata\": \"jwt_payload\"";
-                fields.note("header", format_args!("it is missing; say \"header\": \"{example}\", or {claim}"));
+                fields.note("header", format_args!("it is missing; say \"header\": \"{header_example}\", or {claim}"));
                 None
             }
         }

@@ -137,7 +137,8 @@ impl Fake {
         self.vm.paces.borrow().get(&root).copied()
     }
 
-    /// Envoy comes to tell a root that the VM's bell was rung; `None`: it was not. The root may have gone, and then nobody is told.
+    /// Envoy comes to tell a root that the VM's bell was rung; `None`: it was not. The root may have gone, and then nobody is
+    /// told.
     pub fn takes_news(&self) -> Option<u32> {
         self.process.take_news(self.vm.bell.get()?)
     }

@@ -1,8 +1,8 @@
-//! A model of one Envoy: several VMs with real workers, plans and streams over one fake host, driven by random events, and after each event
-//! compared with what the events say must be true.
+//! A model of one Envoy: several VMs with real workers, plans and streams over one fake host, driven by random events, and
+//! after each event compared with what the events say must be true.
 //!
-//! [`world`] carries the events out, [`truth`], [`choice`] and [`queue`] hold the promises. An event that makes no sense where it comes (the end of a stream in a VM
-//! that has none) does nothing, so that any sequence is valid and shrinks well.
+//! [`world`] carries the events out, [`truth`], [`choice`] and [`queue`] hold the promises. An event that makes no sense where
+//! it comes (the end of a stream in a VM that has none) does nothing, so that any sequence is valid and shrinks well.
 
 mod choice;
 mod queue;
@@ -138,12 +138,9 @@ fn queue() -> impl Strategy<Value = Queue> {
     let timeout_ms = prop_oneof![Just(300u64), Just(1000), Just(10_000), Just(30_000)];
     let ageing_ms = prop_oneof![Just(50u64), Just(1000), Just(10_000)];
     (1..7usize, timeout_ms, ageing_ms, any::<bool>(), any::<bool>()).prop_map(
-        |(max_length, timeout_ms, ageing_ms, has_priorities, has_tenants)| Queue {
-            max_length,
-            timeout_ms,
-            ageing_ms,
-            has_priorities,
-            has_tenants,
+        |(max_length, timeout_ms, ageing_ms, has_priorities, has_tenants)| {
+            let ageing_ms = ageing_ms.min(timeout_ms);
+            Queue { max_length, timeout_ms, ageing_ms, has_priorities, has_tenants }
         },
     )
 }

@@ -126,6 +126,11 @@ impl Vm {
         Some(met)
     }
 
+    /// Whether there is a root that is told: between the end of the one that was and the next tick nobody is.
+    fn is_told(&self) -> bool {
+        self.worker.borrow().bell.root.is_some()
+    }
+
     /// A callback of a root, in which streams may be resumed or answered. Gives what those met that were resumed.
     pub fn call_root(&mut self, running: &Rc<Running>, callback: impl FnOnce(&Running, &Self)) -> Vec<Met> {
         let (refused, members) = (self.host.refused(), self.worker.borrow().members(POOL).cloned());
@@ -200,17 +205,12 @@ impl Vm {
         pools.filter_map(|(_, pool)| self.roots().find(|running| is_its(running, pool)).cloned()).collect()
     }
 
-    /// By what its jobs that wait are placed: as the newest configuration says, on the hosts of all that are live, unless the newest follows Envoy's
-    /// cluster; where none has the pool any more, as the first of them began.
+    /// By what its jobs that wait are placed, and on which hosts: by the newest configuration that is live; where none has the
+    /// pool any more, by that of the first of them.
     fn places_by(&self, members: Option<&Membership>) -> Option<(Rc<Running>, Option<Slots>)> {
-        let live = self.live();
         let first = || self.paused.values().next().map(|paused| paused.came.running.clone());
-        let newest = live.first().cloned().or_else(first)?;
-        let mut slots = newest.wanted.slots(members);
-        if let Some(slots) = slots.as_mut().filter(|_| !newest.wanted.discovers) {
-            let others = live.iter().filter_map(|running| running.wanted.slots(members)).flatten();
-            others.for_each(|(address, own)| _ = slots.entry(address).or_insert(own));
-        }
+        let newest = self.live().first().cloned().or_else(first)?;
+        let slots = newest.wanted.slots(members);
         Some((newest, slots))
     }
 
@@ -261,7 +261,8 @@ impl Vm {
         }
     }
 
-    /// The streams that wait are those of which the worker knows, they are neither resumed nor answered, and somebody ticks for them.
+    /// The streams that wait are those of which the worker knows, they are neither resumed nor answered, and somebody ticks for
+    /// them.
     pub fn check_paused(&self) {
         let worker = self.worker.borrow();
         let known: BTreeSet<u32> = worker.books.get(POOL).into_iter().flat_map(|books| books.paused.keys().copied()).collect();
@@ -286,12 +287,6 @@ impl Vm {
             assert!(rank.is_none_or(|rank| rank == (entry.priority(), entry.tenant != 0)), "{entry:?}: {:?}", came.rank);
             assert_eq!(entry.since(), came.at);
         }
-    }
-
-    /// The hosts that its jobs that wait could have; `None`: it is not known which there are.
-    fn wanted(&self) -> Option<Slots> {
-        let worker = self.worker.borrow();
-        self.places_by(worker.members(POOL).map(|members| &**members))?.1
     }
 }
 
@@ -326,8 +321,7 @@ impl World {
         let graves = self.graves.borrow();
         graves.iter().filter(|grave| has_row(grave.id) && !grave.is_disturbed).for_each(|grave| grave.check_entries(record));
         let header = record.header;
-        let is_undisturbed = self.vms.iter().all(|vm| vm.borrow().host.refused() == 0) && graves.iter().all(|g| g.refused == 0);
-        if header.incarnation != self.first.get() || !is_undisturbed {
+        if header.incarnation != self.first.get() || !self.is_undisturbed() {
             return;
         }
         let tallies = self.vms.iter().map(|vm| vm.borrow().tally).chain(graves.iter().map(|grave| grave.tally));
@@ -345,32 +339,47 @@ impl World {
         assert_eq!(Tally { served: header.dequeued, left, timed_out: header.queue_timeout, full }, all);
     }
 
-    /// Whether nothing stands in the way of a job that has a slot: each worker is alive, can be woken, and has been heard of since it was.
+    /// Nobody to whom it was told that its bell was rung is still taken for called.
+    pub fn check_heard(&self) {
+        let Some(record) = self.record().filter(|_| self.is_undisturbed()) else {
+            return;
+        };
+        for vm in self.vms.iter().map(|vm| vm.borrow()).filter(|vm| vm.is_told()) {
+            let entry = record.worker_row(vm.id, 0).and_then(|row| record.worker(row));
+            assert!(entry.is_none_or(|entry| entry.bell == 0 || entry.called == 0), "a worker was woken, and has not answered");
+        }
+    }
+
+    /// No hostcall was ever refused.
+    fn is_undisturbed(&self) -> bool {
+        let graves = self.graves.borrow();
+        self.vms.iter().all(|vm| vm.borrow().host.refused() == 0) && graves.iter().all(|grave| grave.refused == 0)
+    }
+
+    /// Whether nothing stands in the way of a job that has a slot: each worker is alive, can be woken, and has been heard of
+    /// since it was.
     pub fn is_calm(&self) -> bool {
         let Some(record) = self.record() else {
             return false;
         };
         let vm_of = |id| self.vms.iter().map(|vm| vm.borrow()).find(|vm| vm.id == id);
-        // Between the end of the root that is told and the next tick nobody is.
-        let hears = |vm: &Vm| vm.worker.borrow().bell.root.is_some();
-        let is_awake = |worker: Worker| worker.bell != 0 && worker.called == 0 && vm_of(worker.id).is_some_and(|vm| hears(&vm));
+        let is_awake = |worker: Worker| worker.bell != 0 && worker.called == 0 && vm_of(worker.id).is_some_and(|vm| vm.is_told());
         let is_there = |vm: &Vm| !vm.is_disturbed() && (vm.paused.is_empty() || record.worker_row(vm.id, 0).is_some());
         record.workers().all(is_awake) && self.vms.iter().all(|vm| is_there(&vm.borrow()))
     }
 
-    /// Whether a slot is free that a job that waits in one of these VMs could have. `None`: where not all have the same hosts nobody can say, nor where one
-    /// is in the middle of something.
+    /// Whether a slot is free that a job that waits in one of these VMs could have. `None`: where not all VMs have the same
+    /// hosts nobody can say, nor where one is in the middle of something.
     pub fn idles(&self, vms: &[usize]) -> Option<bool> {
         let all: Vec<_> = self.vms.iter().map(|vm| vm.try_borrow().ok()).collect::<Option<_>>()?;
         let record = self.record()?;
-        let mut wanted: Vec<_> = all.iter().filter(|vm| !vm.paused.is_empty()).map(|vm| vm.wanted()).collect();
-        wanted.dedup();
-        match wanted.as_slice() {
+        let hosts = |vm: &Vm| vm.places_by(vm.worker.borrow().members(POOL).map(|members| &**members));
+        let mut hosts: Vec<Option<Slots>> = all.iter().filter_map(|vm| Some(hosts(vm)?.1)).collect();
+        hosts.dedup();
+        let waits = vms.iter().any(|vm| !all[*vm].paused.is_empty());
+        match hosts.as_slice() {
             [] => Some(false),
-            [Some(slots)] => {
-                let is_free = Stand { record: &record, slots, now: all[0].now() }.free() > 0;
-                Some(is_free && vms.iter().any(|vm| !all[*vm].paused.is_empty()))
-            }
+            [Some(slots)] => Some(waits && Stand { record: &record, slots, now: all[0].now() }.free() > 0),
             _ => None,
         }
     }

@@ -23,8 +23,9 @@ pub struct Beat {
 impl World {
     /// Compares the record with what the workers hold.
     ///
-    /// A worker with a row in the record is counted exactly, dead or alive. One without a row, which was declared dead, is counted exactly or
-    /// not at all, and once the sweep is through, not at all. One that has not spoken since the record was lost is not counted.
+    /// A worker with a row in the record is counted exactly, dead or alive. One without a row, which was declared dead, is
+    /// counted exactly or not at all, and once the sweep is through, not at all. One that has not spoken since the record was
+    /// lost is not counted.
     pub fn check(&self) {
         let Some(record) = self.record() else {
             return;
@@ -58,8 +59,8 @@ impl World {
         assert!(failures <= self.guilty.get(), "{failures} failures blamed, {} seen", self.guilty.get());
     }
 
-    /// Leases by generation: of workers that the record knows, and of those that it declared dead. Every lease of a worker that it knows sits
-    /// in an entry of its own host.
+    /// Leases by generation: of workers that the record knows, and of those that it declared dead. Every lease of a worker that
+    /// it knows sits in an entry of its own host.
     fn held(&self, record: &Record) -> (BTreeMap<u32, u32>, BTreeMap<u32, u32>) {
         let joined = self.joined.borrow();
         let (mut certain, mut possible) = (BTreeMap::new(), BTreeMap::new());

@@ -28,8 +28,8 @@ pub struct Job {
     pub answered: bool,
     /// Ticks of its VM since it began, since its last attempt, and since the clock last stepped.
     pub ticks: u32,
-    /// How many of those may pass until its lease has followed: the first may come too soon after it was taken, and if the clock stepped
-    /// back, a few more may seem to.
+    /// How many of those may pass until its lease has followed: the first may come too soon after it was taken, and if the
+    /// clock stepped back, a few more may seem to.
     pub patience: u32,
 }
 

@@ -105,8 +105,8 @@ impl Wanted {
         format!(r#"{{"trusted_headers": true, "pools": {{{pools}}}}}"#)
     }
 
-    /// The hosts of the pool and their slots, none where it takes no new jobs; `members` is what is known of Envoy's cluster. `None`: it is not known which
-    /// there are.
+    /// The hosts of the pool and their slots, none where it takes no new jobs; `members` is what is known of Envoy's cluster.
+    /// `None`: it is not known which there are.
     pub fn slots(&self, members: Option<&Membership>) -> Option<Slots> {
         let written = self.entries().filter(|_| !self.discovers || self.alternates > 0);
         let written: BTreeMap<_, _> =

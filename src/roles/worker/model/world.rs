@@ -111,6 +111,7 @@ impl World {
         self.act(event);
         if self.is_prompt {
             self.hear_all();
+            self.check_heard();
         }
         self.check();
         // What time brings, or a configuration, the next tick sees.
@@ -219,8 +220,8 @@ impl World {
         ticked.clean
     }
 
-    /// All VMs tick, but for one. A slot that a job could have is not left free for longer than it takes to see that those who come first do not answer: each
-    /// is called, and has [`crate::core::queue::ANSWERS_WITHIN`].
+    /// All VMs tick, but for one. A slot that a job could have is not left free for longer than it takes to see that those who
+    /// come first do not answer: each is called, and has [`crate::core::queue::ANSWERS_WITHIN`].
     fn rounds(&self, rounds: u32, asleep: Option<usize>, is_quick: bool) {
         let asleep = asleep.map(|vm| vm % self.vms.len());
         let awake: Vec<usize> = (0..self.vms.len()).filter(|vm| Some(*vm) != asleep).collect();
@@ -330,7 +331,8 @@ impl World {
         }
     }
 
-    /// All streams end, all VMs take the newest configuration, nothing goes wrong any more, and 200 ticks pass. Who waits has a slot by then, or an answer.
+    /// All streams end, all VMs take the newest configuration, nothing goes wrong any more, and 200 ticks pass. Who waits has a
+    /// slot by then, or an answer.
     pub fn quiet(&self) {
         self.vms.iter().for_each(|vm| vm.borrow().host.heal());
         self.cluster.borrow_mut().iter_mut().flatten().for_each(|condition| *condition = Said::Healthy);
