@@ -191,7 +191,8 @@ impl IntoFuture for Ask {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let what = format!("{} http://{}{}", self.call.method, self.client.address, self.call.path);
-            let reply = tokio::time::timeout(crate::DEADLINE, self.send()).await.unwrap_or(Err(Failure::Timeout));
+            // Envoy's main thread answers nobody while it compiles a module, which on a busy machine takes its time.
+            let reply = tokio::time::timeout(crate::DEADLINE * 3, self.send()).await.unwrap_or(Err(Failure::Timeout));
             reply.unwrap_or_else(|error| panic!("{what}: {error}"))
         })
     }

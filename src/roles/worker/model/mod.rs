@@ -181,7 +181,7 @@ fn event() -> impl Strategy<Value = Event> {
     let vm = || 0..4usize;
     let stream = || 0..8usize;
     let rounds = prop_oneof![3 => 1..4u32, 1 => 9..14u32, 2 => 78..100u32].prop_map(|rounds| (rounds, false));
-    let rounds = prop_oneof![3 => rounds, 1 => (1..6u32).prop_map(|rounds| (rounds, true))];
+    let rounds = prop_oneof![3 => rounds, 1 => (1..10u32).prop_map(|rounds| (rounds, true))];
     let says = (prop::bool::weighted(0.9), 0..PRIORITIES.len(), 0..TENANTS.len()).prop_map(|(is_job, priority, tenant)| Says {
         is_job,
         priority,

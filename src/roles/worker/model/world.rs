@@ -14,6 +14,7 @@ use super::wanted::Wanted;
 use super::{ADDRESSES, Cluster, Event, Loss, POOL, Said};
 use crate::core::address::Address;
 use crate::core::health::State;
+use crate::core::queue::ANSWERS_WITHIN;
 use crate::core::record::{Record, Seat};
 use crate::roles::fake::Process;
 use crate::roles::shared::key;
@@ -221,14 +222,16 @@ impl World {
     }
 
     /// All VMs tick, but for one. A slot that a job could have is not left free for longer than it takes to see that those who
-    /// come first do not answer: each is called, and has [`crate::core::queue::ANSWERS_WITHIN`].
+    /// come first do not answer: each is called, and has [`ANSWERS_WITHIN`].
     fn rounds(&self, rounds: u32, asleep: Option<usize>, is_quick: bool) {
+        let pace = if is_quick { QUICK_TICK } else { TICK };
+        let patience = ANSWERS_WITHIN.as_millis().div_euclid(pace.as_millis()) as usize + 1;
         let asleep = asleep.map(|vm| vm % self.vms.len());
         let awake: Vec<usize> = (0..self.vms.len()).filter(|vm| Some(*vm) != asleep).collect();
         let served = || awake.iter().filter_map(|vm| Some(self.vms[*vm].try_borrow().ok()?.tally.served)).sum::<u64>();
         let mut idle = 0;
         for _ in 0..rounds {
-            self.process.pass(if is_quick { QUICK_TICK } else { TICK });
+            self.process.pass(pace);
             let (events, before) = (self.events.get(), served());
             let clean = awake.iter().filter(|vm| self.tick(**vm, is_quick)).count() == awake.len();
             let Some(record) = self.record().filter(|_| clean && self.events.get() == events) else {
@@ -240,7 +243,7 @@ impl World {
             // Of hosts that wait for their trial one is served in each callback.
             idle = if is_idle && served() == before { idle + 1 } else { 0 };
             let silent = record.workers().filter(|worker| vms.iter().all(|vm| vm.id != worker.id)).count();
-            let most = if is_quick { 2 * silent + 2 } else { silent + 1 };
+            let most = patience * silent + 1;
             assert!(idle <= most, "a slot has been free for {idle} ticks of all while a job waited that could have it");
         }
     }
