@@ -4,9 +4,11 @@
 mod health;
 mod hosts;
 mod json;
+mod policy;
 mod pool;
 mod queue;
 mod reader;
+mod source;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,8 +16,10 @@ use std::time::Duration;
 
 pub use health::{Breaker, Failure, Probe, Statuses};
 pub use hosts::{Discovery, Entry, Host, MOST_HOSTS, WEIGHTS, is_a_hosts};
+pub use policy::{Policy, Session, Weights};
 pub use pool::{Explain, Jobs, NoHost, Pool, Score};
-pub use queue::{Priorities, Queue, Source};
+pub use queue::{Priorities, Queue};
+pub use source::Source;
 
 use json::Json;
 use reader::{Faults, Fields, Reader};

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use super::health::{Breaker, Failure, Probe};
 use super::hosts::{Discovery, Entry, Host, MOST_HOSTS, refuse_repeated};
-use super::queue::{Priorities, Queue, Source};
+use super::policy::{Policy, Session};
+use super::queue::{Priorities, Queue};
 use super::reader::{Fields, Reader};
+use super::source::Source;
 use super::{Alerts, millis};
 
 /// A pool: the hosts of one Envoy cluster.
@@ -24,10 +26,18 @@ pub struct Pool {
     pub awaits_membership: bool,
     /// A host that joins gets its whole weight after this time, step by step; zero: at once.
     pub slow_start: Duration,
-    /// The score's parameters.
+    /// How a host is chosen.
+    pub policy: Policy,
+    /// The parameters of `least_score`.
     pub score: Score,
     /// The EWMA's time constant.
     pub time_constant: Duration,
+    /// Where a job's class is written; `None`: all are of one class.
+    pub class: Option<Source>,
+    /// Where it is written how much work a job is, in whatever unit; `None`: all jobs of a class are alike.
+    pub cost: Option<Source>,
+    /// Which jobs are better served where others of theirs were; `None`: none.
+    pub session: Option<Session>,
     /// What takes a slot; `None`: every request.
     pub jobs: Option<Jobs>,
     /// Where jobs wait that no host has a slot for; `None`: they are refused.
@@ -157,8 +167,11 @@ impl Pool {
             fields.note("hosts", format_args!("it is missing; {say}"));
         }
         refuse_repeated(&fields, &entries);
-        fields.word("policy", &["least_score"], &["least_time", "weighted"], "least_score");
+        let policy = Policy::read(&mut fields);
         let score = fields.section("score", Score::read);
+        let class = Source::of_job(&mut fields, "class", whole.trusts_headers);
+        let cost = Source::of_job(&mut fields, "cost", whole.trusts_headers);
+        let session = fields.optional("session", |fields| Session::read(fields, whole.trusts_headers)).flatten();
         let time_constant = fields.section("ewma", |ewma| millis(ewma, "time_constant_ms", 30_000));
         let jobs = fields.optional("jobs", Jobs::read);
         let queue = fields.optional("queue", Queue::read);
@@ -191,8 +204,12 @@ impl Pool {
             awaits_membership: discovery.is_some(),
             discovery,
             slow_start,
+            policy,
             score,
             time_constant,
+            class,
+            cost,
+            session,
             jobs,
             queue,
             priority,
@@ -206,6 +223,30 @@ impl Pool {
             override_header: whole.override_header.clone(),
             alerts: whole.alerts.clone(),
         })
+    }
+
+    /// How many jobs a host with so many slots is believed to run at once, for `least_time`: where jobs wait in front of the hosts, as many as it has slots; where they wait inside, one.
+    pub fn runs_at_once(&self, max_in_flight: u32) -> u32 {
+        match self.policy {
+            Policy::LeastTime { runs_at_once: Some(count) } => count.min(max_in_flight),
+            _ if self.queue.is_some() => max_in_flight,
+            _ => 1,
+        }
+    }
+
+    /// Whether it matters what is known of a job before it runs.
+    pub fn wants_job(&self) -> bool {
+        self.class.is_some() || self.cost.is_some() || self.session.is_some()
+    }
+
+    /// For how long what hosts tell of themselves holds; `None`: nobody asks.
+    pub fn patience(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Whether hosts are to be known by more than their jobs and latencies.
+    pub fn wants_insight(&self) -> bool {
+        self.policy.wants_insight() || self.patience().is_some()
     }
 
     /// Whether no host is known, and that says nothing about which there are.
@@ -222,4 +263,4 @@ impl Pool {
 }
 
 /// Keys of features to come.
-const LATER: [&str; 6] = ["weighted", "class", "cost", "telemetry", "budgets", "affinity"];
+const LATER: [&str; 3] = ["telemetry", "budgets", "affinity"];

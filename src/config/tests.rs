@@ -94,7 +94,7 @@ fn jobs_are_those_whose_method_and_path_are_listed() {
 #[test]
 fn the_readme_lists_every_key_with_its_default_and_what_is_allowed() {
     let everything = r#"{"pools": {"P": {"hosts": [{"address": "10.0.0.1:1"}], "score": {}, "ewma": {}, "jobs": {},
-        "discovery": {"cluster": "envoy_admin"}, "latency_breaker": {}, "probe": {"path": "/health"}, "queue": {},
+        "discovery": {"cluster": "envoy_admin"}, "latency_breaker": {}, "probe": {"path": "/health"}, "queue": {}, "session": {"from": "classifier"},
         "priority": {"jwt_claim": "tier", "metadata": "jwt_payload"}}}, "alerts": {"cluster": "alertmanager"}}"#;
     let faults = Faults::default();
     Role::read(everything.as_bytes(), &faults).unwrap();

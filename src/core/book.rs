@@ -24,7 +24,7 @@ use super::newcomer;
 use super::queue::Waiting;
 use super::record::{Named, Record, Seat, Worker};
 use super::time::Instant;
-use crate::config::Score;
+use crate::config::{Policy, Score};
 
 /// How many of its own ticks an observer sees a beat unchanged before it declares the worker dead. With ticks of 100 ms that is 8 s:
 /// within 10 s, with room for late ticks. Own ticks, not time: when the whole process was
@@ -42,6 +42,10 @@ pub struct Declared {
     pub has_pool: bool,
     /// The hosts, each address once.
     pub hosts: Vec<Named>,
+    /// How hosts are chosen.
+    pub policy: Policy,
+    /// Whether hosts are to be known by more than their jobs and latencies.
+    pub wants_insight: bool,
     /// The score's parameters.
     pub score: Score,
     /// The EWMA's time constant.
@@ -75,6 +79,7 @@ impl Declared {
         }
         let Score { in_flight_weight, latency_weight, target_latency } = self.score;
         (in_flight_weight.to_bits(), latency_weight.to_bits(), target_latency).hash(&mut hasher);
+        (self.policy.word(), self.wants_insight).hash(&mut hasher);
         (self.has_pool, self.time_constant, self.slow_start, self.discovers, self.max_length, self.ageing).hash(&mut hasher);
         hasher.finish()
     }
@@ -193,7 +198,7 @@ impl Book {
         // The hosts first: a lease whose entry has gone is to find the one that will be chosen from, so that it fills a slot there.
         self.write_names(record, known.is_none_or(|step| step.fingerprint != self.fingerprint), now);
         let mut seats = self.write_share(record, share, known.is_some());
-        seats.extend(self.seat_those_without(record));
+        seats.extend(self.seat_those_without(record, now));
         let entry = Worker {
             id: self.worker,
             names: self.names,
@@ -239,17 +244,21 @@ impl Book {
                 }
                 host.in_flight = host.in_flight.saturating_add(1);
             });
+            record.weigh(seat.slot, lease.burden.work);
             seats.push((*stream, seat));
         }
         seats
     }
 
     /// A job that Envoy sent to a host before we knew of it takes its seat there once we do.
-    fn seat_those_without(&self, record: &mut Record) -> Vec<(u32, Seat)> {
+    fn seat_those_without(&self, record: &mut Record, now: Instant) -> Vec<(u32, Seat)> {
         let without = self.leases.iter().filter(|(_, lease)| lease.seat.is_none());
         let at = without.filter_map(|(stream, lease)| Some((*stream, record.seat_at(lease.address?)?)));
         let seats: Vec<(u32, Seat)> = at.collect();
-        seats.iter().for_each(|(_, seat)| record.reserve(seat.slot));
+        for (stream, seat) in &seats {
+            let work = self.leases.get(stream).and_then(|lease| lease.burden.work);
+            record.reserve(seat.slot, work, now);
+        }
         seats
     }
 
@@ -274,6 +283,8 @@ impl Book {
         }
         if news && self.declared.has_pool {
             record.header.describe(&self.declared.score, self.declared.time_constant);
+            record.header.describe_policy(&self.declared.policy);
+            record.keep_insights(self.declared.wants_insight);
             record.header.describe_joining(self.declared.slow_start, self.declared.discovers);
             record.header.describe_queue(self.declared.max_length, self.declared.ageing);
         }

@@ -1,19 +1,23 @@
 //! The choice of a host: the lowest [`super::score`], among those with a free slot.
 //!
-//! Scores within 1 % of `in_flight_weight + latency_weight` of the lowest are ties, broken at random: without a band, the host
-//! with the luckiest average would get every job of an idle pool.
+//! Scores that are close to the lowest are ties, broken at random (see [`scoring`]): without a band, the host with the luckiest average would get every job of an idle pool.
+
+mod forecast;
+mod scoring;
 
 use std::time::Duration;
 
+pub use forecast::{Claim, Forecast};
+pub use scoring::Parts;
+
+use super::learning::Job;
 use super::random::Random;
 use super::record::{Front, Record};
 use super::roster::{Place, Roster};
-use super::score;
+use super::session::{self, Candidate};
 use super::time::Instant;
 use crate::config::{Explain, Pool};
-
-/// Width of the tie band, as a part of the sum of the two weights.
-const TIE_BAND: f64 = 0.01;
+use scoring::Scoring;
 
 /// Added to the score of a host without a free slot, so that it is named as an alternate only after all hosts with one.
 /// Above the score of any host with a free slot (a million jobs at 1,000 / 0.01 each are 10¹¹, ten times that while a weight rises, the latency's part is
@@ -52,14 +56,14 @@ pub struct Chosen {
 /// Why a host was chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Why {
-    /// Its score: `(jobs + latency) × penalty`.
+    /// Its score, with the penalty.
     pub score: f64,
-    /// The score's part that the jobs in flight make, this one included.
-    pub jobs: f64,
-    /// The score's part that the latency makes.
-    pub latency: f64,
-    /// What the failures make of both.
+    /// What it is made of.
+    pub parts: Parts,
+    /// What the failures make of it.
     pub penalty: f64,
+    /// For a job of a session: whether it went to the session's host.
+    pub session: Option<bool>,
     /// The next best host, by its index in the configuration, and its score, with [`super::roster::BEHIND`] or [`FULL`] where that is why it is not the
     /// best; not told of a trial, which is not chosen by its score.
     pub runner_up: Option<(usize, f64)>,
@@ -76,14 +80,27 @@ pub enum Kind {
     Other,
 }
 
+/// What is to be placed.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Whether it takes a slot.
+    pub kind: Kind,
+    /// What is known of it.
+    pub job: &'a Job,
+    /// A host that is to have it if it can, by its index in the configuration.
+    pub preferred: Option<usize>,
+}
+
 /// Chooses among the pool's hosts; changes nothing but the roster, which it brings up to date.
-pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, random: &mut Random, kind: Kind) -> Decision {
+pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, random: &mut Random, wanted: Wanted) -> Decision {
     roster.refresh(record, pool, now);
-    let load = loads(record, roster);
+    let (kind, load) = (wanted.kind, loads(record, roster, pool, now));
+    let scoring = Scoring::new(record, pool, roster, wanted.job, now);
     let mut scores = Vec::with_capacity(roster.serving().len());
     let mut lowest = f64::INFINITY;
     for place in roster.serving() {
-        let score = score_of(place, load(place.slot));
+        let load = load(place.slot);
+        let score = scoring.drawn(place, load, random) + behind(place, load);
         // Not `min`, which looks out for NaN: a score is always a number.
         if score < lowest {
             lowest = score;
@@ -101,13 +118,20 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
         let running = roster.serving().iter().map(|place| u64::from(load(place.slot))).sum();
         return Decision::Full(until_a_slot_is_free(running, roster.mean()));
     }
-    let band = TIE_BAND * (f64::from(pool.score.in_flight_weight) + f64::from(pool.score.latency_weight));
+    let band = scoring.band(lowest);
     let named = 1 + pool.alternates;
     // The explanation names the runner-up, also where it is no alternate.
-    let wanted = if pool.explain == Explain::Off { named } else { named.max(2) };
-    let best = best(&mut scores, lowest, wanted, band, random);
+    let count = if pool.explain == Explain::Off { named } else { named.max(2) };
+    let mut best = best(&mut scores, lowest, count, band, random);
+    let first = preferred(wanted, pool, roster, load);
+    if let Some((at, _)) = first {
+        best.retain(|other| *other != at);
+        best.insert(0, at);
+        best.truncate(count);
+    }
     let places: Vec<&Place> = trial.iter().chain(best.iter().filter_map(|at| roster.serving().get(*at))).collect();
-    let why = if pool.explain == Explain::Off { None } else { why(&places, trial.is_some(), roster, load) };
+    let session = first.and_then(|(_, session)| session);
+    let why = if pool.explain == Explain::Off { None } else { why(&places, trial.is_some(), roster, load, &scoring, session) };
     let mut hosts: Vec<usize> = places.iter().take(named).map(|place| place.host).collect();
     if hosts.is_empty() && kind == Kind::Other {
         // Better than none, and no job.
@@ -123,12 +147,30 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
     Decision::Chosen(Chosen { hosts, trial: trial.map(|_| overdue()), why })
 }
 
-/// The jobs that fill a host's slots, by its own.
-fn loads<'a>(record: &'a Record, roster: &'a Roster) -> impl Fn(u32) -> u32 + Copy + 'a {
+/// The host that is to have the job before all others, by its place among those that serve; and of a session's job whether that is the session's own.
+fn preferred(wanted: Wanted, pool: &Pool, roster: &Roster, load: impl Fn(u32) -> u32) -> Option<(usize, Option<bool>)> {
+    let is_free = |place: &Place| place.behind == 0.0 && load(place.slot) < place.max_in_flight;
+    if let (Some(session), Some(key)) = (&pool.session, wanted.job.session) {
+        let candidate = |place: &Place| {
+            let address = pool.hosts.get(place.host)?.address;
+            Some(Candidate { address, weight: place.weight, load: load(place.slot), is_free: is_free(place) })
+        };
+        let candidates: Vec<Candidate> = roster.serving().iter().filter_map(candidate).collect();
+        return session::host_of(key, &candidates, session.bound.into()).map(|(at, is_own)| (at, Some(is_own)));
+    }
+    let host = wanted.preferred?;
+    let at = roster.serving().iter().position(|place| place.host == host && is_free(place))?;
+    Some((at, None))
+}
+
+/// The jobs that fill a host's slots: its own, and where it reports more, those of others.
+fn loads<'a>(record: &'a Record, roster: &'a Roster, pool: &Pool, now: Instant) -> impl Fn(u32) -> u32 + Copy + 'a {
     let entries = record.host_bytes();
+    let patience = pool.patience().filter(|_| record.has_insights());
     move |slot| {
         let entry = entries.get(slot as usize).map(Front::of).unwrap_or_default();
-        entry.load().saturating_add(roster.earlier_load(slot, record))
+        let counted = entry.load().saturating_add(roster.earlier_load(slot, record));
+        patience.map_or(counted, |patience| record.insight(slot).jobs(counted, now, patience))
     }
 }
 
@@ -136,7 +178,7 @@ fn loads<'a>(record: &'a Record, roster: &'a Roster) -> impl Fn(u32) -> u32 + Co
 /// where there is no other.
 pub fn free_slots(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant) -> usize {
     roster.refresh(record, pool, now);
-    let load = loads(record, roster);
+    let load = loads(record, roster, pool, now);
     let free = |place: &Place| place.max_in_flight.saturating_sub(load(place.slot)) as usize;
     let trials = |places: &[Place]| places.iter().filter(|place| free(place) > 0).count();
     let slots = roster.serving().iter().map(free).sum::<usize>().saturating_add(trials(roster.on_trial()));
@@ -171,24 +213,25 @@ pub fn no_host(roster: &Roster, now: Instant) -> Decision {
     Decision::NoHost(wait.clamp(RETRY_AFTER.0, RETRY_AFTER.1))
 }
 
-fn why(places: &[&Place], is_trial: bool, roster: &Roster, load: impl Fn(u32) -> u32) -> Option<Why> {
+fn why(
+    places: &[&Place],
+    is_trial: bool,
+    roster: &Roster,
+    load: impl Fn(u32) -> u32,
+    scoring: &Scoring,
+    session: Option<bool>,
+) -> Option<Why> {
     let chosen = places.first()?;
-    let placed = load(chosen.slot);
-    let jobs = score::of_jobs(placed, chosen.per_job);
-    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, score_of(place, load(place.slot))));
+    let own = |place: &Place| scoring.own(place, load(place.slot));
+    let runner_up = places.get(1).filter(|_| !is_trial).map(|place| (place.host, own(place) + behind(place, load(place.slot))));
     let held_back = roster.serving().iter().filter(|place| place.behind > 0.0).count();
-    Some(Why { held_back, score: own_score(chosen, placed), jobs, latency: chosen.latency, penalty: chosen.penalty, runner_up })
+    let parts = scoring.parts(chosen, load(chosen.slot));
+    Some(Why { held_back, score: own(chosen), parts, penalty: chosen.penalty, session, runner_up })
 }
 
-/// The score of a host with this load; [`FULL`] or more if that leaves no slot free.
-fn score_of(place: &Place, load: u32) -> f64 {
-    let full = if load >= place.max_in_flight { FULL } else { 0.0 };
-    own_score(place, load) + place.behind + full
-}
-
-/// The score by what the host does alone.
-fn own_score(place: &Place, load: u32) -> f64 {
-    (score::of_jobs(load, place.per_job) + place.latency) * place.penalty
+/// What is added to the score of a host that is only to be chosen where no other has a free slot; [`FULL`] or more if it has none itself.
+fn behind(place: &Place, load: u32) -> f64 {
+    if load >= place.max_in_flight { place.behind + FULL } else { place.behind }
 }
 
 /// With `n` jobs of mean length `t` running side by side, the next one ends after about `t / n`.

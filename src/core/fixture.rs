@@ -1,9 +1,12 @@
 //! Pools and records for the tests of the core.
 
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use super::address::Address;
+use super::choice::{Kind, Wanted};
+use super::learning::Job;
 use super::record::{Named, Record, Seat};
 use super::time::Instant;
 use crate::config::{Pool, Role};
@@ -36,6 +39,8 @@ pub fn named(host: usize) -> Named {
 pub fn record_of(pool: &Pool) -> Record {
     let mut record = Record::new(1);
     record.header.describe_joining(pool.slow_start, pool.discovery.is_some());
+    record.header.describe_policy(&pool.policy);
+    record.keep_insights(pool.wants_insight());
     for host in &pool.hosts {
         record.add_host(host.named(), false);
     }
@@ -52,6 +57,12 @@ pub fn seats_of(hosts: usize) -> (Record, Vec<Seat>) {
 /// A point of time, in seconds.
 pub fn at(seconds: f64) -> Instant {
     Instant::default() + Duration::from_secs_f64(seconds)
+}
+
+/// Any job, or any other request.
+pub fn wants(kind: Kind) -> Wanted<'static> {
+    static JOB: LazyLock<Job> = LazyLock::new(Job::unknown);
+    Wanted { kind, job: &JOB, preferred: None }
 }
 
 impl Record {

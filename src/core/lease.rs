@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use super::address::Address;
 use super::health::{Evidence, Trial, judge};
+use super::learning::{self, Job, Lesson};
 use super::outcome::Outcome;
 use super::random::Random;
 use super::record::{Record, Seat};
 use super::stranger::{self, Passed};
 use super::time::Instant;
-use crate::config::Pool;
+use crate::config::{Policy, Pool};
 
 /// A job's reservation. Its seat is empty while its host is unknown: Envoy has not chosen yet, or chose an address that is not in the pool.
 #[derive(Clone, Debug)]
@@ -35,6 +36,10 @@ pub struct Lease {
     pub pool: Rc<Pool>,
     /// If the job is to show whether its host is well again.
     pub trial: Option<Trial>,
+    /// What is known of the job.
+    pub job: Job,
+    /// What it is counted with on its host.
+    pub burden: Burden,
     /// Whether a retry blames the host before it: not if the client decides what is retried.
     pub blames: bool,
     /// Whether the response has begun, and where the job is, is known: Envoy does not retry any more.
@@ -81,6 +86,15 @@ impl Upload {
     }
 }
 
+/// What a job is counted with on its host, for `least_time`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Burden {
+    /// Its work, in microseconds on a host of speed 1, where that was known.
+    pub work: Option<u64>,
+    /// Whether as many jobs were there as the host runs at once.
+    pub was_crowded: bool,
+}
+
 /// Where a job runs, as Envoy says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whereabouts {
@@ -98,6 +112,7 @@ pub struct Moved {
     blamed: usize,
     failed: usize,
     trial: Option<Trial>,
+    was_crowded: bool,
 }
 
 /// How a job ended.
@@ -126,6 +141,8 @@ impl Lease {
             taken: now,
             pool,
             trial,
+            job: Job::unknown(),
+            burden: Burden::default(),
             blames: true,
             is_answered: false,
             upload: Upload::default(),
@@ -161,19 +178,27 @@ impl Lease {
             Passed { names, is_clear, begun: self.taken, trial: self.trial }.note(record, &self.pool, now, random);
         }
         if let Some(seat) = self.seat {
-            record.release(seat);
+            record.release(seat, self.burden.work, now);
         }
         let seat = record.seat_at(now_at.address);
+        let was_crowded = seat.is_some_and(|seat| is_crowded(record, seat.slot, &self.pool));
         match seat {
             Some(seat) => {
                 stranger::serves(record, seat.slot, self.address.is_some(), now);
-                record.reserve(seat.slot);
+                record.reserve(seat.slot, self.burden.work, now);
             }
             None => record.header.elsewhere = record.header.elsewhere.saturating_add(1),
         }
         // Where nobody was blamed the trial has not been held: the host gets another when this one is overdue.
         let trial = self.trial.filter(|_| position == Some(0));
-        Moved { address: now_at.address, seat, blamed: until.max(self.blamed), failed: failed.max(self.failed), trial }
+        Moved {
+            address: now_at.address,
+            seat,
+            blamed: until.max(self.blamed),
+            failed: failed.max(self.failed),
+            trial,
+            was_crowded,
+        }
     }
 
     /// Whether Envoy did not send the job where it was told to: its cluster does not have the host, or does not read our header.
@@ -190,6 +215,7 @@ impl Lease {
     pub fn moved(&mut self, moved: Moved) {
         (self.address, self.seat) = (Some(moved.address), moved.seat);
         (self.blamed, self.failed, self.trial) = (moved.blamed, moved.failed, moved.trial);
+        self.burden.was_crowded = moved.was_crowded;
     }
 
     /// The host's own part of what its last attempt took: without the time that the client took to send the request.
@@ -198,36 +224,59 @@ impl Lease {
         latency.saturating_sub(if is_first { self.upload.until.since(self.taken) } else { Duration::ZERO })
     }
 
-    /// Whether the latency of a job that ended so would count: the average wants one now and then, and the breaker those that may be slow. A
+    /// Whether the latency of a job that ended so would count: the average wants one now and then, `least_time` all, and the breaker those that may be slow. A
     /// job that as a whole took no longer than the threshold is fast whatever its last attempt took.
     pub fn wants_latency(&self, record: &Record, end: &Settlement, now: Instant) -> bool {
         let host = || record.host(record.slot_of(self.seat?)?);
         let is_wanted = || host().is_none_or(|host| host.ewma().wants_sample(now, self.pool.time_constant));
         let may_be_slow = || self.pool.breaker.as_ref().is_some_and(|breaker| now.since(self.taken) > breaker.threshold);
-        end.outcome == Outcome::Success && (end.whereabouts.is_some() || may_be_slow() || is_wanted())
+        let teaches = matches!(self.pool.policy, Policy::LeastTime { .. });
+        end.outcome == Outcome::Success && (teaches || end.whereabouts.is_some() || may_be_slow() || is_wanted())
     }
 
     /// Gives the lease back, and tells its host how the job ended.
     pub fn settle(&self, record: &mut Record, end: Settlement, now: Instant, random: &mut Random) {
         let news = end.whereabouts.filter(|at| Some(at.address) != self.address);
-        let (seat, trial) = match news {
+        let (seat, trial, was_crowded) = match news {
             Some(at) => {
                 let moved = self.follow(record, at, now, random);
-                (moved.seat, moved.trial)
+                (moved.seat, moved.trial, moved.was_crowded)
             }
-            None => (self.seat, self.trial),
+            None => (self.seat, self.trial, self.burden.was_crowded),
         };
         let Some(seat) = seat else { return };
-        record.release(seat);
-        if let Some(slot) = record.slot_of(seat) {
-            if self.is_answered && news.is_none() {
-                stranger::serves(record, slot, false, now);
-            }
-            let is_timed = end.is_timed;
-            let evidence = Evidence { outcome: end.outcome, is_timed, latency: end.latency, begun: self.taken, trial };
-            judge(record, slot, evidence, &self.pool, now, random);
+        let Some(slot) = record.slot_of(seat) else {
+            return record.release(seat, self.burden.work, now);
+        };
+        // Before the host takes up the next.
+        self.teach(record, slot, &end, was_crowded, now);
+        record.release(seat, self.burden.work, now);
+        if self.is_answered && news.is_none() {
+            stranger::serves(record, slot, false, now);
         }
+        let is_timed = end.is_timed;
+        let evidence = Evidence { outcome: end.outcome, is_timed, latency: end.latency, begun: self.taken, trial };
+        judge(record, slot, evidence, &self.pool, now, random);
     }
+
+    /// What the job's end says of its class and its host.
+    fn teach(&self, record: &mut Record, slot: u32, end: &Settlement, was_crowded: bool, now: Instant) {
+        let teaches = matches!(self.pool.policy, Policy::LeastTime { .. }) && record.has_insights();
+        let Some((latency, host)) = end.latency.filter(|_| teaches && end.outcome == Outcome::Success).zip(record.host(slot))
+        else {
+            return;
+        };
+        let at_once = self.pool.runs_at_once(host.max_in_flight);
+        let began = record.insight(slot).began();
+        let service = learning::service(latency, began, now, at_once, was_crowded);
+        let lesson = Lesson { slot, weight: host.weight, job: &self.job, service };
+        learning::learn(record, lesson, now, learning::fading(self.pool.time_constant));
+    }
+}
+
+/// Whether a host in this slot has as many jobs as it runs at once.
+pub fn is_crowded(record: &Record, slot: u32, pool: &Pool) -> bool {
+    record.host(slot).is_some_and(|host| host.load() >= pool.runs_at_once(host.max_in_flight))
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ mod tests {
         fn new() -> Self {
             let pool = pool_of(2, "");
             let mut bench = Self { record: record_of(&pool), pool };
-            (0..2).for_each(|slot| bench.record.reserve(slot));
+            (0..2).for_each(|slot| bench.record.reserve(slot, None, Instant::default()));
             assert_eq!(bench.look(), []);
             bench
         }

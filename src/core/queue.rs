@@ -9,7 +9,7 @@
 //!                                                                              └─────► timeout_ms: queue_timeout
 //! ```
 //!
-//! A stream can be resumed in its own worker only. So the record holds who waits, one entry of 26 bytes for each, in the order of arrival; whoever frees a
+//! A stream can be resumed in its own worker only. So the record holds who waits, one entry of 30 bytes for each, in the order of arrival; whoever frees a
 //! slot finds there whose turn it is, and rings that worker's bell ([`call`]). The worker draws ([`draw`]): as many jobs as there are free slots are entitled
 //! to one, in their order; those of its own it places, in the same transaction, and the workers of the others it calls. Nothing is promised to a job before it is
 //! placed: what a worker does not take, because it is dead or hangs, others may, as soon as it has not answered for [`ANSWERS_WITHIN`].
@@ -18,7 +18,7 @@
 //! starved, and however many of a lower priority wait, for however long, at least half of the slots are for the highest one: ageing by the time alone would
 //! turn priorities off in just the overload that they are for. Within a priority
 //! tenants take turns (start-time fair queueing, Goyal 1996, with the state kept relative to the virtual time): a [`Turn`] says how far ahead of the round a tenant is,
-//! and the one that is least ahead is next. A tenant that is not ahead has no turn in the record, so that what is kept is bounded by who is being served, and by [`MOST_TURNS`].
+//! and the one that is least ahead is next; a turn is as long as the job's work is, where that is known. A tenant that is not ahead has no turn in the record, so that what is kept is bounded by who is being served, and by [`MOST_TURNS`].
 
 use std::time::Duration;
 
@@ -26,8 +26,12 @@ use super::packed::packed;
 use super::record::{Header, Record, Worker};
 use super::time::Instant;
 
-/// What a job costs as long as nobody knows better: one turn.
+/// What a job costs of which nothing is known: one turn. Of others it is their work, by the pool's mean; within bounds, so that no single job takes its tenant's turns for ever, or none.
 pub const ONE_TURN: f32 = 1.0;
+const TURNS: (f32, f32) = (0.02, 50.0);
+
+/// So many jobs that wait are looked at that are held for a busy host. More are not to be expected where any host has a free slot.
+const MOST_HELD: usize = 64;
 
 /// A worker that was called and has not been heard of for so long is passed over until it is. A wake-up takes about a millisecond, and on a busy machine tens of them: one
 /// tick, so that nobody overtakes others for that.
@@ -93,6 +97,8 @@ packed! {
         pub(super) since: u64,
         /// Its priority's.
         level: u16,
+        /// Its work, by the pool's mean.
+        size: f32,
     }
 }
 
@@ -106,9 +112,14 @@ packed! {
 }
 
 impl Waiting {
-    /// A job that waits from now on.
-    pub fn new(worker: u64, stream: u32, priority: Priority, tenant: u32, now: Instant) -> Self {
-        Self { worker, stream, tenant, since: now.0, level: priority.level() as u16 }
+    /// A job that waits from now on, of so many times the pool's mean work.
+    pub fn new(worker: u64, stream: u32, priority: Priority, tenant: u32, size: f32, now: Instant) -> Self {
+        Self { worker, stream, tenant, since: now.0, level: priority.level() as u16, size }
+    }
+
+    /// Its work, by the pool's mean: any bytes are some.
+    pub fn size(&self) -> f32 {
+        if self.size.is_finite() { self.size.clamp(TURNS.0, TURNS.1) } else { ONE_TURN }
     }
 
     /// When it came.
@@ -192,7 +203,7 @@ impl Order {
         let (at, next) = best?;
         self.gone.push(at);
         self.passed.note(next.priority());
-        pass(&mut self.turns, &next, ONE_TURN);
+        pass(&mut self.turns, &next);
         Some(next)
     }
 
@@ -229,7 +240,7 @@ fn ahead(turns: &[Turn], entry: &Waiting) -> f32 {
 }
 
 /// A tenant has its turn: all of its priority are moved up to where it stands, and it is that far ahead.
-fn pass(turns: &mut Vec<Turn>, entry: &Waiting, cost: f32) {
+fn pass(turns: &mut Vec<Turn>, entry: &Waiting) {
     let level = entry.priority().level() as u16;
     let catch_up = |turns: &mut Vec<Turn>, by: f32| {
         turns.iter_mut().filter(|turn| turn.level == level).for_each(|turn| turn.ahead -= by);
@@ -244,7 +255,7 @@ fn pass(turns: &mut Vec<Turn>, entry: &Waiting, cost: f32) {
         let least = of_level(turns).into_iter().fold(f32::INFINITY, f32::min);
         catch_up(turns, least);
     }
-    turns.push(Turn { tenant: entry.tenant, level, ahead: cost });
+    turns.push(Turn { tenant: entry.tenant, level, ahead: entry.size() });
 }
 
 /// A worker that is to be woken.
@@ -263,6 +274,8 @@ pub trait Slots {
     /// Whether this stream of the worker that draws may be placed now; if not, it will be in another callback. `None`: it does not wait any more, which the record is yet to
     /// be told.
     fn may_take(&self, stream: u32) -> Option<bool>;
+    /// Whether the next of those that wait is to have a slot now, and not one that comes free later.
+    fn starts_now(&mut self, record: &Record, next: &Waiting) -> bool;
     /// Takes a slot for a stream.
     fn take(&mut self, record: &mut Record, stream: u32) -> Taken;
 }
@@ -316,11 +329,15 @@ pub fn draw(record: &mut Record, me: u64, now: Instant, most: usize, slots: &mut
     }
     let mut order = Order::of(record, me, now);
     let free = slots.free(record);
-    let (mut served, mut left_to_others) = (Vec::new(), 0);
-    while served.len() < most && served.len() + left_to_others < free {
+    let (mut served, mut left_to_others, mut held) = (Vec::new(), 0, 0);
+    while served.len() < most && served.len() + left_to_others < free && held < MOST_HELD {
         let Some(next) = order.next(record) else { break };
         let may_take = if next.worker == me { slots.may_take(next.stream) } else { Some(false) };
         if may_take.is_none() {
+            continue;
+        }
+        if !slots.starts_now(record, &next) {
+            held += 1;
             continue;
         }
         if may_take == Some(true) {
@@ -345,7 +362,7 @@ fn remove(record: &mut Record, served: &[Waiting]) {
     let (mut turns, mut passed) = (record.turns(), Passed::of(&record.header));
     for entry in served {
         passed.note(entry.priority());
-        pass(&mut turns, entry, ONE_TURN);
+        pass(&mut turns, entry);
         record.remove_waiting(entry.worker, entry.stream);
     }
     passed.write(&mut record.header);

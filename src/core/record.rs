@@ -1,8 +1,9 @@
 //! The shared record of one pool: one block of bytes that all workers read, change and write back with compare-and-swap.
 //!
 //! ```text
-//! Header | Worker × workers | Host × hosts | (generation, past) × hosts that failed once | Waiting × waiting jobs | Turn × tenants
-//!                                             little-endian, no gaps; O(hosts + workers), and 26 bytes for each job that waits
+//! Header | Worker × workers | Host × hosts | Insight × hosts, where wanted | (generation, past) × hosts that failed once | Class × classes
+//!        | Waiting × waiting jobs | Turn × tenants
+//!                                             little-endian, no gaps; O(hosts + workers), and 30 bytes for each job that waits
 //! ```
 //!
 //! **Who counts what.** A host's load is `in_flight + pending`. Each worker's share of `in_flight` is exactly the leases that it
@@ -14,6 +15,7 @@
 //! **Which host is meant.** A host's entry has a `generation` that no other entry of the record ever has. A lease remembers both its
 //! slot and the generation: a host that left and came back is another entry, and an old lease cannot touch it.
 
+mod insight;
 mod layout;
 mod waiting;
 
@@ -25,9 +27,9 @@ use super::queue::{Turn, Waiting};
 use super::time::Instant;
 use crate::config;
 
+pub use layout::{Class, Front, Header, Host, Insight, VERSION, Worker};
 use layout::{DRAIN, MAGIC, PAST, RESERVE, RETIRED};
 pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, STRANGER, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
-pub use layout::{Front, Header, Host, VERSION, Worker};
 
 /// What the configuration says of a host, as far as the record shows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,7 +89,14 @@ impl Record {
     /// Takes the bytes of a record. Anything else than a whole record of this version is [`Foreign`].
     pub fn parse(bytes: Vec<u8>) -> Result<Self, Foreign> {
         let header = Header::read(bytes.first_chunk().ok_or(Foreign)?);
-        let entries = [(header.workers, Worker::BYTES), (header.hosts, Host::BASE), (header.pasts, PAST_BYTES)];
+        let insights = if header.insights == 0 { 0 } else { header.hosts };
+        let entries = [
+            (header.workers, Worker::BYTES),
+            (header.hosts, Host::BASE),
+            (insights, Insight::BYTES),
+            (header.pasts, PAST_BYTES),
+            (header.classes, Class::BYTES),
+        ];
         let levels = [header.waiting_high, header.waiting_normal, header.waiting_low];
         let queue = levels.map(|waiting| (waiting, Waiting::BYTES)).into_iter().chain([(header.turns, Turn::BYTES)]);
         let mut parts = entries.into_iter().chain(queue);
@@ -114,12 +123,13 @@ impl Record {
     }
 
     fn pasts_start(&self) -> usize {
-        self.hosts_start() + self.header.hosts as usize * Host::BASE
+        let insights = if self.has_insights() { self.header.hosts as usize } else { 0 };
+        self.insights_start() + insights * Insight::BYTES
     }
 
     /// The host entries as they lie in the record, without their pasts, for a scan that looks at each once: [`Front::of`].
     pub fn host_bytes(&self) -> &[[u8; Host::BASE]] {
-        self.bytes.get(self.hosts_start()..self.pasts_start()).unwrap_or(&[]).as_chunks().0
+        self.bytes.get(self.hosts_start()..self.insights_start()).unwrap_or(&[]).as_chunks().0
     }
 
     /// Where the past of this generation is, or would be: they stand in the order of their generations.
@@ -273,9 +283,10 @@ impl Record {
         host.set_flag(RETIRED, retired);
         let mut bytes = [0; Host::BYTES];
         host.write(&mut bytes);
-        let at = self.pasts_start();
+        let at = self.insights_start();
         self.bytes.splice(at..at, bytes.into_iter().take(Host::BASE));
         self.header.hosts += 1;
+        self.add_insight();
         self.header.membership = self.header.membership.wrapping_add(1);
         self.describe(slot, named);
         Seat { slot, generation }
@@ -308,6 +319,7 @@ impl Record {
         while let Some(host) = self.host(slot) {
             if host.is_retired() && host.load() == 0 {
                 self.drop_past(host.generation);
+                self.drop_insight(slot);
                 let start = self.hosts_start() + slot as usize * Host::BASE;
                 self.bytes.drain(start..start + Host::BASE);
                 self.header.hosts -= 1;
@@ -328,6 +340,8 @@ impl Record {
                 host.pending = host.load();
                 host.in_flight = 0;
             });
+            // Whoever lives says again what its share weighs.
+            self.with_insight(slot, |insight| (insight.work, insight.weighed) = (0, 0));
         }
         self.sweep();
     }
@@ -344,20 +358,33 @@ impl Record {
         }
     }
 
-    /// Takes one more job for a host.
-    pub fn reserve(&mut self, slot: u32) {
+    /// Takes one more job for a host, of so many microseconds of work, if that is known.
+    pub fn reserve(&mut self, slot: u32, work: Option<u64>, now: Instant) {
         self.header.placed = self.header.placed.wrapping_add(1);
-        let is_beyond = self.with_host(slot, |host| {
+        let load_and_more = self.with_host(slot, |host| {
             host.in_flight = host.in_flight.saturating_add(1);
             host.requests = host.requests.saturating_add(1);
-            host.load() > host.max_in_flight && !host.is_retired()
+            (host.load(), host.load() > host.max_in_flight && !host.is_retired())
         });
-        self.header.beyond_slots = self.header.beyond_slots.saturating_add(is_beyond.unwrap_or(false).into());
+        let Some((load, is_beyond)) = load_and_more else { return };
+        self.with_insight(slot, |insight| insight.takes(work, load.saturating_sub(1), now));
+        self.header.beyond_slots = self.header.beyond_slots.saturating_add(is_beyond.into());
+    }
+
+    /// Counts the work of one of the host's jobs.
+    pub fn weigh(&mut self, slot: u32, work: Option<u64>) {
+        self.with_insight(slot, |insight| insight.weigh(work));
     }
 
     /// Places a job on the host in this slot, as a trial that is overdue after the given time if there is one. Gives where it sits.
-    pub fn place(&mut self, slot: u32, now: Instant, trial: Option<Duration>) -> Option<(Seat, Option<Trial>)> {
-        self.reserve(slot);
+    pub fn place(
+        &mut self,
+        slot: u32,
+        now: Instant,
+        trial: Option<Duration>,
+        work: Option<u64>,
+    ) -> Option<(Seat, Option<Trial>)> {
+        self.reserve(slot, work, now);
         let (generation, trial) =
             self.with_host(slot, |host| (host.generation, trial.map(|overdue_after| host.begin_trial(now, overdue_after))))?;
         if trial.is_some() {
@@ -366,17 +393,19 @@ impl Record {
         Some((Seat { slot, generation }, trial))
     }
 
-    /// Gives one job back. A count that would fall below 0 stays, and is counted as drift.
-    pub fn release(&mut self, seat: Seat) {
-        let released = self.slot_of(seat).and_then(|slot| {
+    /// Gives one job back, and the work that it was counted with. A count that would fall below 0 stays, and is counted as drift.
+    pub fn release(&mut self, seat: Seat, work: Option<u64>, now: Instant) {
+        let slot = self.slot_of(seat);
+        let released = slot.and_then(|slot| {
             self.with_host(slot, |host| {
                 let less = host.in_flight.checked_sub(1);
                 host.in_flight = less.unwrap_or(0);
-                less
+                less.map(|_| host.load())
             })?
         });
-        if released.is_none() {
-            self.header.drift = self.header.drift.saturating_add(1);
+        match (slot, released) {
+            (Some(slot), Some(left)) => self.with_insight(slot, |insight| insight.ends(work, left, now)),
+            _ => self.header.drift = self.header.drift.saturating_add(1),
         }
     }
 }

@@ -8,12 +8,15 @@ use std::collections::HashMap;
 use super::address::Address;
 use super::ewma::Fading;
 use super::health::State;
+use super::learning;
 use super::penalty::{self, Fade};
 use super::record::{Front, Host, Record};
-use super::score::Latency;
+use super::report::Told;
+use super::score::least_score::Latency;
+use super::score::weighted;
 use super::stranger;
 use super::time::Instant;
-use crate::config::Pool;
+use crate::config::{Policy, Pool};
 
 /// A host that may be chosen.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +29,16 @@ pub struct Place {
     pub per_job: f64,
     /// Slots.
     pub max_in_flight: u32,
+    /// How many jobs it runs at once, see [`Pool::runs_at_once`].
+    pub at_once: u32,
     /// The latency's part of the score.
     pub latency: f64,
+    /// For `least_time`: its weight times its learned speed.
+    pub speed: f64,
+    /// For `weighted`: its chance.
+    pub chance: f64,
+    /// Its weight, of which a newcomer has a part.
+    pub weight: f64,
     /// What the score is multiplied by: see [`super::penalty`].
     pub penalty: f64,
     /// What is added to the score: 0, [`BEHIND`] or [`RESERVE`].
@@ -70,6 +81,8 @@ pub struct Roster {
     newcomers: Vec<Newcomer>,
     /// Whether the weight of one of those that serve is yet to rise.
     is_rising: bool,
+    /// Whether any of those that serve tells of its utilisation.
+    tells: bool,
     /// Those of the known that are probing.
     probing: Vec<Place>,
     /// Those of these whose next job is a trial.
@@ -116,7 +129,19 @@ impl Roster {
                 continue;
             };
             let (per_job, max_in_flight) = (host.per_job, host.max_in_flight);
-            self.known.push(Place { host: index, slot, per_job, max_in_flight, latency: 0.0, penalty: 1.0, behind: 0.0 });
+            self.known.push(Place {
+                host: index,
+                slot,
+                per_job,
+                max_in_flight,
+                at_once: pool.runs_at_once(max_in_flight),
+                latency: 0.0,
+                speed: 1.0,
+                chance: 1.0,
+                weight: 1.0,
+                penalty: 1.0,
+                behind: 0.0,
+            });
             let same_machine = retired.iter().filter(|(entry, _)| entry.address() == host.address);
             self.earlier.extend(same_machine.map(|(_, earlier)| (slot, *earlier)));
         }
@@ -157,6 +182,8 @@ impl Roster {
         }
         self.newcomers.clear();
         self.is_rising = false;
+        let told = self.told(record, pool, now);
+        let speeds = learning::fading(pool.time_constant);
         let (mut weights, mut first_choices) = (0.0, 0);
         for (at, place) in self.serving.iter_mut().enumerate() {
             let host = record.host(place.slot).unwrap_or_default();
@@ -165,6 +192,18 @@ impl Roster {
             let Some(configured) = pool.hosts.get(place.host) else { continue };
             let (ramp, weight) = (host.ramp(pool.slow_start, now), f64::from(configured.weight));
             place.per_job = configured.per_job / ramp;
+            place.weight = weight * ramp;
+            match &pool.policy {
+                Policy::LeastScore => {}
+                Policy::LeastTime { .. } => {
+                    place.speed = place.weight * f64::from(record.insight(place.slot).speed(now, speeds));
+                }
+                Policy::Weighted(weights) => {
+                    let [memory, compute] = told.of(at);
+                    let latency = latency.faded(host.ewma());
+                    place.chance = place.weight * weighted::chance(weights, memory, compute, latency) / place.penalty;
+                }
+            }
             // Of a newcomer that is none any more it is what held it back.
             place.behind = if configured.is_reserve { RESERVE } else { 0.0 };
             self.is_rising |= ramp < 1.0;
@@ -180,6 +219,22 @@ impl Roster {
             self.newcomers.clear();
         }
         self.newcomers.iter_mut().for_each(|newcomer| newcomer.fair /= weights);
+    }
+
+    /// What those that serve tell of their utilisation.
+    fn told(&mut self, record: &Record, pool: &Pool, now: Instant) -> Told {
+        let Some(patience) = pool.patience().filter(|_| matches!(pool.policy, Policy::Weighted(_))) else {
+            self.tells = false;
+            return Told::default();
+        };
+        let told = Told::new(self.serving.iter().map(|place| record.insight(place.slot).told(now, patience)));
+        self.tells = told.is_any();
+        told
+    }
+
+    /// Whether any host tells of its utilisation.
+    pub fn tells(&self) -> bool {
+        self.tells
     }
 
     /// Puts newcomers behind the others while they have had their share. The first job is none: while all others are at work it would else be they who

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::core::choice::{self, Decision, Kind};
     use crate::core::ewma::Ewma;
-    use crate::core::fixture::{address, at, pool_of, record_of};
+    use crate::core::fixture::{address, at, pool_of, record_of, wants};
     use crate::core::health::{Evidence, judge};
     use crate::core::lease::{Lease, Settlement, Whereabouts};
     use crate::core::outcome::Outcome;
@@ -139,7 +139,7 @@ mod tests {
         fn take(&mut self, named: &[usize]) -> (crate::core::record::Seat, Option<Trial>) {
             let slot = named[0] as u32;
             let is_trial = self.record.host(slot).unwrap().wants_trial(at(self.now));
-            self.record.place(slot, at(self.now), is_trial.then_some(Duration::from_secs(10))).unwrap()
+            self.record.place(slot, at(self.now), is_trial.then_some(Duration::from_secs(10)), None).unwrap()
         }
 
         fn serve(&mut self, named: &[usize], seat: crate::core::record::Seat, trial: Option<Trial>, begun: f64, served: usize) {
@@ -289,7 +289,7 @@ mod tests {
         };
         let choose = |bench: &mut Bench| {
             let (now, roster) = (at(bench.now), &mut Roster::default());
-            choice::choose(&bench.record, &bench.pool, roster, now, &mut bench.random, Kind::Job)
+            choice::choose(&bench.record, &bench.pool, roster, now, &mut bench.random, wants(Kind::Job))
         };
         fill(&mut bench, 49);
         let Decision::Chosen(chosen) = choose(&mut bench) else { panic!("it was refused") };
@@ -297,7 +297,7 @@ mod tests {
         fill(&mut bench, 50);
         let Decision::Chosen(chosen) = choose(&mut bench) else { panic!("it was refused") };
         assert_eq!((chosen.hosts[0], chosen.trial.is_some()), (2, true));
-        let (seat, trial) = bench.record.place(2, at(bench.now), chosen.trial).unwrap();
+        let (seat, trial) = bench.record.place(2, at(bench.now), chosen.trial, None).unwrap();
         assert!(matches!(choose(&mut bench), Decision::Full(_)), "one trial at a time");
         bench.serve(&[2, 0], seat, trial, bench.now, 0);
         fill(&mut bench, 50);

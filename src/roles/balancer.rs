@@ -166,7 +166,7 @@ impl<H: Host> Stream<H> {
                 self.describe(&route.configured, &Headers::default())
             }
         };
-        let kind = request.kind;
+        let (kind, job) = (request.kind, request.job);
         let (course, leased) = {
             let (Ok(mut worker), Ok(mut running)) = (self.worker.try_borrow_mut(), route.running.try_borrow_mut()) else {
                 return Flow::Continue;
@@ -180,7 +180,8 @@ impl<H: Host> Stream<H> {
             }
             if let Ok(Course::Waits(entry)) = course {
                 let fate = Rc::<RefCell<Fate>>::default();
-                let paused = Paused::new(route.clone(), fate.clone(), blames, self.client.length, entry.since());
+                let mut paused = Paused::new(route.clone(), fate.clone(), job, entry.since());
+                (paused.blames, paused.length) = (blames, self.client.length);
                 worker.pause(&route.name, entry, paused);
                 self.waits = Some((route.name.clone(), fate));
                 self.plan.set_pace(&worker, QUICK_TICK);
@@ -331,7 +332,7 @@ impl<H: Host> Stream<H> {
     }
 
     fn answer(&mut self, verdict: Verdict, to: Leased, kind: Kind, retry_after: Duration) -> Flow {
-        self.why = explain::to_whom(&to.pool, || explain::answered(verdict, Duration::ZERO));
+        self.why = explain::to_whom(&to.pool, || explain::answered(&to.pool, verdict, Duration::ZERO));
         let sent = verdict.send(&self.host, retry_after);
         if let Ok(mut worker) = self.worker.try_borrow_mut() {
             match sent {

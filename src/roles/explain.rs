@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::config::{Explain, Pool};
-use crate::core::choice::{Chosen, FULL, Kind};
+use crate::core::choice::{Chosen, FULL, Kind, Parts};
 use crate::core::roster::BEHIND;
 use crate::host::Host;
 use crate::roles::reply::Verdict;
@@ -25,14 +25,34 @@ pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind, waited: Duration) -> Str
         (Kind::Other, _) => "other",
     };
     let mut line = String::with_capacity(LONG);
-    line.push_str("policy=least_score kind=");
+    line.push_str("policy=");
+    line.push_str(pool.policy.word());
+    line.push_str(" kind=");
     line.push_str(kind);
     let Some(why) = chosen.why else {
         return line;
     };
-    for (key, value) in [(" score=", why.score), (" jobs=", why.jobs), (" latency=", why.latency), (" penalty=", why.penalty)] {
+    let mut number = |key: &str, value: f64| {
         line.push_str(key);
         push(&mut line, value);
+    };
+    number(" score=", why.score);
+    match why.parts {
+        Parts::Score { jobs, latency } => {
+            number(" jobs=", jobs);
+            number(" latency=", latency);
+        }
+        Parts::Time { own, ahead, speed } => {
+            number(" work_ms=", own);
+            number(" ahead_ms=", ahead);
+            number(" speed=", speed);
+        }
+        Parts::Chance(_) => {}
+        Parts::Jobs(jobs) => number(" in_flight=", jobs.into()),
+    }
+    number(" penalty=", why.penalty);
+    if let Some(is_own) = why.session {
+        line.push_str(if is_own { " session=kept" } else { " session=moved" });
     }
     if let Some((host, score)) = why.runner_up.and_then(|(host, score)| Some((pool.hosts.get(host)?, score))) {
         line.push_str(" runner_up=");
@@ -58,8 +78,8 @@ pub fn to_whom(pool: &Pool, why: impl FnOnce() -> String) -> Option<(String, Exp
 }
 
 /// Why a request was answered here.
-pub fn answered(verdict: Verdict, waited: Duration) -> String {
-    let mut line = format!("policy=least_score verdict={}", verdict.word());
+pub fn answered(pool: &Pool, verdict: Verdict, waited: Duration) -> String {
+    let mut line = format!("policy={} verdict={}", pool.policy.word(), verdict.word());
     push_waited(&mut line, waited);
     line
 }
@@ -137,7 +157,8 @@ mod tests {
     fn a_runner_up_that_is_full_or_held_back_is_said_to_be_so() {
         let pool = crate::core::fixture::pool_of(2, "");
         let line = |score, held_back| {
-            let why = Why { score: 2.0, jobs: 1.4, latency: 0.6, penalty: 1.0, runner_up: Some((1, score)), held_back };
+            let parts = Parts::Score { jobs: 1.4, latency: 0.6 };
+            let why = Why { score: 2.0, parts, penalty: 1.0, session: None, runner_up: Some((1, score)), held_back };
             chosen(&pool, &Chosen { hosts: vec![0], trial: None, why: Some(why) }, Kind::Job, Duration::ZERO)
         };
         let tail = |line: String| line.split_once("runner_up_score=").unwrap().1.to_owned();

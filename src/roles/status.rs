@@ -7,9 +7,10 @@ use serde_json::{Map, Value, json};
 use super::{reply, shared};
 
 use crate::core::health::{Reason, State};
+use crate::core::learning;
 use crate::core::penalty::{self, Fade};
 use crate::core::queue::Priority;
-use crate::core::record::{Header, Host as HostEntry, Record};
+use crate::core::record::{Class, Header, Host as HostEntry, Insight, Record};
 use crate::core::score;
 use crate::core::time::Instant;
 use crate::host::{Fault, Host};
@@ -43,10 +44,11 @@ fn status(host: &impl Host) -> Value {
 
 fn pool(record: &Record, now: Instant) -> Value {
     let scores = score::scores(record, now);
-    let hosts: Vec<Value> = record.hosts().zip(scores).map(|(entry, score)| host_entry(&entry, score, record, now)).collect();
+    let hosts: Vec<Value> =
+        record.hosts().zip(scores).zip(0..).map(|((entry, score), slot)| host_entry(&entry, slot, score, record, now)).collect();
     let is_eligible = |entry: &HostEntry| entry.state(now) == State::Serving || !entry.is_draining() && entry.wants_trial(now);
     json!({
-        "policy": "least_score",
+        "policy": record.header.policy(),
         "hosts": hosts,
         "discovery": (record.header.discovers != 0).then(|| discovery(record, now)),
         "eligible": record.hosts().filter(is_eligible).count(),
@@ -60,6 +62,8 @@ fn pool(record: &Record, now: Instant) -> Value {
         "drift": record.header.drift,
         "conflicts": record.header.conflicts,
         "dead_workers": record.header.deaths,
+        "classes": record.has_insights().then(|| classes(record)),
+        "bad_reports": record.header.bad_reports,
     })
 }
 
@@ -101,7 +105,13 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn host_entry(entry: &HostEntry, score: f64, record: &Record, now: Instant) -> Value {
+/// What is known of the jobs of each class: the mean work, in milliseconds on a host of speed 1 (of a class with costs, for a cost of 1).
+fn classes(record: &Record) -> Vec<Value> {
+    let class = |class: Class| json!({ "name": class.name(), "work_ms": class.mean().map(|work| rounded(work.into())), "jobs": class.jobs });
+    record.classes().map(class).collect()
+}
+
+fn host_entry(entry: &HostEntry, slot: u32, score: f64, record: &Record, now: Instant) -> Value {
     let (ewma, fade) = (entry.ewma(), Fade::new(record.header.time_constant(), &record.header));
     json!({
         "address": entry.address().to_string(),
@@ -122,6 +132,25 @@ fn host_entry(entry: &HostEntry, score: f64, record: &Record, now: Instant) -> V
         "penalty": rounded(penalty::factor(entry, now, fade)),
         "requests": entry.requests,
         "failures": entry.failures,
+        "speed": record.insight(slot).speed_if_known(now, learning::fading(record.header.time_constant())).map(|speed| rounded((speed * entry.weight).into())),
+        "work_ms": record.has_insights().then(|| rounded(record.insight(slot).work_ms())),
+        "told": told(&record.insight(slot), now),
+    })
+}
+
+/// What the host told of itself last, however old; `null` if it never did.
+fn told(insight: &Insight, now: Instant) -> Option<Value> {
+    let [jobs_age, parts_age] = insight.ages(now).map(|age| age.map(millis));
+    let told = insight.told_ever();
+    (jobs_age.is_some() || parts_age.is_some()).then(|| {
+        json!({
+            "running": told.running,
+            "waiting": told.waiting,
+            "jobs_age_ms": jobs_age,
+            "memory": told.memory.map(|part| rounded(part.into())),
+            "compute": told.compute.map(|part| rounded(part.into())),
+            "parts_age_ms": parts_age,
+        })
     })
 }
 

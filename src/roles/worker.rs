@@ -20,6 +20,7 @@ use crate::config::{self, Discovery, Pool};
 use crate::core::address::Address;
 use crate::core::book::{Book, Declared};
 use crate::core::health::{self, Longest};
+use crate::core::learning;
 use crate::core::lookout;
 use crate::core::random::Random;
 use crate::core::record::Record;
@@ -188,6 +189,7 @@ impl<H: Host> Worker<H> {
             let Said { declared, newest, discovery, .. } = said.entry(name.clone()).or_default();
             if newest.is_none() {
                 (declared.score, declared.time_constant, declared.slow_start) = (pool.score, pool.time_constant, pool.slow_start);
+                (declared.policy, declared.wants_insight) = (pool.policy, pool.wants_insight());
                 declared.has_pool = true;
                 if let Some(queue) = &pool.queue {
                     (declared.max_length, declared.ageing) = (queue.max_length, queue.ageing);
@@ -287,6 +289,7 @@ impl<H: Host> Worker<H> {
             let led = pool.as_ref().filter(|_| leader.claim(record, id, now));
             let events = led.map(|pool| {
                 health::oversee(record, pool, longest, now);
+                learning::pin(record);
                 lookout::look(record, now)
             });
             let agrees = book.agrees_on_waiting(record);

@@ -53,7 +53,7 @@ impl Crew {
         self.sync(worker);
         self.streams += 1;
         let seat = self.record.seat_at(address(host)).unwrap();
-        self.record.reserve(seat.slot);
+        self.record.reserve(seat.slot, None, Instant::default());
         let lease = Lease::new(Some(seat), vec![address(host)], at(1.0), pool_of(1, ""), None);
         self.books[worker].take(self.streams, lease);
         self.streams

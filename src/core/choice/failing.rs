@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::*;
-use crate::core::fixture::{at, pool_of, record_of};
+use crate::core::fixture::{at, pool_of, record_of, wants};
 use crate::core::health::{Evidence, State, Watcher, judge, report};
 use crate::core::outcome::Outcome;
 
@@ -30,7 +30,7 @@ fn closed_loop(clients: usize, jobs: usize, nth: usize, keys: &str) -> Run {
             let is_failed = due == begun + 100;
             let outcome = if is_failed { Outcome::Failure } else { Outcome::Success };
             let seat = record.seat_at(pool.hosts[host].address).unwrap();
-            record.release(seat);
+            record.release(seat, None, Instant::default());
             let evidence = Evidence {
                 is_timed: true,
                 outcome,
@@ -41,11 +41,11 @@ fn closed_loop(clients: usize, jobs: usize, nth: usize, keys: &str) -> Run {
             judge(&mut record, seat.slot, evidence, &pool, Instant(now), &mut random);
             running -= 1;
         }
-        let Decision::Chosen(chosen) = choose(&record, &pool, &mut roster, Instant(now), &mut random, Kind::Other) else {
+        let Decision::Chosen(chosen) = choose(&record, &pool, &mut roster, Instant(now), &mut random, wants(Kind::Other)) else {
             panic!("no host");
         };
         let host = chosen.hosts[0];
-        record.reserve(host as u32);
+        record.reserve(host as u32, None, Instant::default());
         placed[host] += 1;
         let fails = host == 0 && placed[0] % nth == 0;
         ends.push(Reverse((now + if fails { 100 } else { 10_000 }, now, host)));
@@ -76,17 +76,17 @@ fn open_loop(gap: f64, work: f64, jobs: usize) -> [usize; 4] {
         {
             let Reverse((due, begun, host, fails)) = ends.pop().unwrap();
             let seat = record.seat_at(pool.hosts[host].address).unwrap();
-            record.release(seat);
+            record.release(seat, None, Instant::default());
             let outcome = if fails { Outcome::Failure } else { Outcome::Success };
             let latency = Some(Duration::from_micros(due - begun)).filter(|_| !fails);
             let evidence = Evidence { is_timed: true, outcome, latency, begun: Instant(begun), trial: None };
             judge(&mut record, seat.slot, evidence, &pool, Instant(due), &mut random);
         }
-        let Decision::Chosen(chosen) = choose(&record, &pool, &mut roster, at(now), &mut random, Kind::Job) else {
+        let Decision::Chosen(chosen) = choose(&record, &pool, &mut roster, at(now), &mut random, wants(Kind::Job)) else {
             panic!("no host")
         };
         let host = chosen.hosts[0];
-        record.reserve(host as u32);
+        record.reserve(host as u32, None, Instant::default());
         placed[host] += 1;
         let fails = host == 0 && placed[0] % 2 == 0;
         ends.push(Reverse((at(now + if fails { 0.001 } else { work }).0, at(now).0, host, fails)));
@@ -138,7 +138,7 @@ fn on_trial(keys: &str) -> (std::rc::Rc<Pool>, Record) {
 }
 
 fn decide(record: &Record, pool: &Pool, seconds: f64, kind: Kind) -> Decision {
-    choose(record, pool, &mut Roster::default(), at(seconds), &mut Random::new(1), kind)
+    choose(record, pool, &mut Roster::default(), at(seconds), &mut Random::new(1), wants(kind))
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn an_ejected_host_is_not_named_and_after_its_time_the_next_job_is_its_trial() {
     assert!(!chosen.hosts.contains(&0) && chosen.hosts.len() == 2 && chosen.trial.is_none());
     let Decision::Chosen(chosen) = decide(&record, &pool, 13.0, Kind::Job) else { panic!("no host") };
     assert_eq!((chosen.hosts[0], chosen.hosts.len(), chosen.trial), (0, 3, Some(Duration::from_secs(10))));
-    record.place(0, at(13.0), chosen.trial);
+    record.place(0, at(13.0), chosen.trial, None);
     let Decision::Chosen(chosen) = decide(&record, &pool, 13.0, Kind::Job) else { panic!("no host") };
     assert!(!chosen.hosts.contains(&0), "one trial at a time, and none as an alternate");
 }
@@ -167,7 +167,7 @@ fn where_there_is_no_other_a_request_without_a_lease_goes_to_a_probing_host() {
         assert!(report(&mut record, pool.hosts[host].address, Watcher::Envoy, true, at(1.0)));
     }
     assert!(matches!(decide(&record, &pool, 5.0, Kind::Other), Decision::NoHost(_)), "it is ejected");
-    record.place(0, at(13.0), Some(Duration::from_secs(10)));
+    record.place(0, at(13.0), Some(Duration::from_secs(10)), None);
     let Decision::Chosen(chosen) = decide(&record, &pool, 14.0, Kind::Other) else { panic!("no host") };
     assert_eq!(chosen.hosts, [0]);
     assert!(matches!(decide(&record, &pool, 14.0, Kind::Job), Decision::NoHost(_)), "one trial at a time");
@@ -176,10 +176,10 @@ fn where_there_is_no_other_a_request_without_a_lease_goes_to_a_probing_host() {
 #[test]
 fn a_trial_takes_a_slot_like_any_job() {
     let (pool, mut record) = on_trial(r#", "max_in_flight": 1"#);
-    record.reserve(0);
+    record.reserve(0, None, Instant::default());
     let Decision::Chosen(chosen) = decide(&record, &pool, 13.0, Kind::Job) else { panic!("no host") };
     assert!(!chosen.hosts.contains(&0), "what hangs on it fills its slot");
-    (1..3).for_each(|slot| record.reserve(slot));
+    (1..3).for_each(|slot| record.reserve(slot, None, Instant::default()));
     assert!(matches!(decide(&record, &pool, 13.0, Kind::Job), Decision::Full(_)));
 }
 
@@ -213,7 +213,7 @@ fn a_roster_that_is_kept_sees_hosts_come_back_by_the_mere_passing_of_time() {
     let (pool, record) = on_trial("");
     let mut roster = Roster::default();
     let mut is_trial = |seconds: f64| {
-        let decision = choose(&record, &pool, &mut roster, at(seconds), &mut Random::new(1), Kind::Job);
+        let decision = choose(&record, &pool, &mut roster, at(seconds), &mut Random::new(1), wants(Kind::Job));
         matches!(decision, Decision::Chosen(Chosen { trial: Some(_), .. }))
     };
     assert_eq!([2.0, 10.9, 12.1, 3.0, 13.0].map(&mut is_trial), [false, false, true, false, true]);
@@ -223,12 +223,13 @@ fn a_roster_that_is_kept_sees_hosts_come_back_by_the_mere_passing_of_time() {
 fn a_pool_that_explains_itself_says_the_score_its_parts_and_the_runner_up() {
     let pool = pool_of(3, r#", "explain": "header""#);
     let mut record = record_of(&pool);
-    record.reserve(1);
-    (0..2).for_each(|_| record.reserve(2));
+    record.reserve(1, None, Instant::default());
+    (0..2).for_each(|_| record.reserve(2, None, Instant::default()));
     let Decision::Chosen(Chosen { why: Some(why), hosts, .. }) = decide(&record, &pool, 5.0, Kind::Job) else { panic!("no why") };
     assert_eq!(hosts, [0, 1, 2]);
     let close = |seen: f64, expected: f64| (seen - expected).abs() < 1e-6;
-    assert!(close(why.score, 0.7) && close(why.jobs, 0.7) && close(why.latency, 0.0) && close(why.penalty, 1.0), "{why:?}");
+    let Parts::Score { jobs, latency } = why.parts else { panic!("{why:?}") };
+    assert!(close(why.score, 0.7) && close(jobs, 0.7) && close(latency, 0.0) && close(why.penalty, 1.0), "{why:?}");
     assert!(why.runner_up.is_some_and(|(host, score)| host == 1 && close(score, 1.4)), "{why:?}");
     let quiet = pool_of(3, "");
     assert!(matches!(decide(&record, &quiet, 5.0, Kind::Job), Decision::Chosen(Chosen { why: None, .. })));

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::config::Host as Configured;
-use crate::core::fixture::{address, at, pool_of, record_of};
+use crate::core::fixture::{address, at, pool_of, record_of, wants};
 use crate::core::newcomer::{self, JOBS, SHARE};
 
 /// A pool in which jobs of a second each run.
@@ -51,11 +51,12 @@ impl Fleet {
     /// A job comes; gives where it went, if anywhere.
     fn job(&mut self) -> Option<u32> {
         let (record, now) = (&self.record, at(self.now));
-        let Decision::Chosen(chosen) = choose(record, &self.pool, &mut self.roster, now, &mut self.random, Kind::Job) else {
+        let Decision::Chosen(chosen) = choose(record, &self.pool, &mut self.roster, now, &mut self.random, wants(Kind::Job))
+        else {
             return None;
         };
         let slot = chosen.hosts[0] as u32;
-        self.record.reserve(slot);
+        self.record.reserve(slot, None, Instant::default());
         self.ends.push(Reverse((at(self.now + 1.0).0, slot)));
         Some(slot)
     }
@@ -153,7 +154,7 @@ fn a_degraded_host_is_chosen_only_where_no_other_has_a_free_slot() {
     hosts[1].is_reserve = true;
     fleet.pool = Rc::new(fleet.pool.with_hosts(hosts.into_iter()));
     let Decision::Chosen(chosen) =
-        choose(&fleet.record, &fleet.pool, &mut fleet.roster, at(fleet.now), &mut fleet.random, Kind::Job)
+        choose(&fleet.record, &fleet.pool, &mut fleet.roster, at(fleet.now), &mut fleet.random, wants(Kind::Job))
     else {
         panic!("there are hosts");
     };

@@ -1,6 +1,6 @@
 use super::*;
 use crate::core::ewma::Ewma;
-use crate::core::fixture::{at, pool, pool_of, record_of};
+use crate::core::fixture::{at, pool, pool_of, record_of, wants};
 use proptest::prelude::*;
 
 const NOW: f64 = 1000.0;
@@ -45,7 +45,7 @@ impl Bench {
     }
 
     fn decide(&mut self, kind: Kind) -> Decision {
-        choose(&self.record, &self.pool, &mut Roster::default(), self.now, &mut self.random, kind)
+        choose(&self.record, &self.pool, &mut Roster::default(), self.now, &mut self.random, wants(kind))
     }
 
     fn hosts(&mut self, kind: Kind) -> Vec<usize> {
@@ -56,7 +56,7 @@ impl Bench {
     }
 
     fn scores(&self) -> Vec<f64> {
-        score::scores(&self.record, self.now)
+        crate::core::score::scores(&self.record, self.now)
     }
 
     /// How often each host comes first in so many choices that leave no trace.
@@ -72,7 +72,7 @@ impl Bench {
     fn fill(&mut self, jobs: usize) -> Vec<u32> {
         for _ in 0..jobs {
             let host = self.hosts(Kind::Job)[0];
-            self.record.reserve(host as u32);
+            self.record.reserve(host as u32, None, Instant::default());
         }
         self.record.hosts().map(|host| host.load()).collect()
     }
@@ -296,16 +296,16 @@ fn the_advice_to_come_back_is_the_time_until_a_slot_is_free_within_a_second_and_
 fn a_host_that_came_back_is_as_full_as_its_machine_was_left() {
     let pool = pool_of(2, r#", "max_in_flight": 2, "alternates": 0"#);
     let mut record = record_of(&pool);
-    record.reserve(0);
+    record.reserve(0, None, Instant::default());
     record.retire(0);
     record.add_host(pool.hosts[0].named(), false);
     let (mut random, mut roster) = (Random::new(1), Roster::default());
-    let mut decide = |record: &Record| choose(record, &pool, &mut roster, at(1.0), &mut random, Kind::Job);
+    let mut decide = |record: &Record| choose(record, &pool, &mut roster, at(1.0), &mut random, wants(Kind::Job));
     // One of its two slots is taken by the job of the generation before; the other host is the less loaded one.
     assert_eq!(decide(&record), sent_to(1));
-    (0..2).for_each(|_| record.reserve(1));
+    (0..2).for_each(|_| record.reserve(1, None, Instant::default()));
     assert_eq!(decide(&record), sent_to(0));
-    record.reserve(2);
+    record.reserve(2, None, Instant::default());
     assert!(matches!(decide(&record), Decision::Full(_)));
 }
 
@@ -314,7 +314,7 @@ fn a_latency_that_was_fed_counts_at_the_next_choice_and_fades_with_time() {
     let pool = pool_of(2, r#", "alternates": 0"#);
     let (mut record, mut random, mut roster) = (record_of(&pool), Random::new(1), Roster::default());
     let mut firsts = |record: &Record, seconds: f64| {
-        let decisions = (0..200).map(|_| choose(record, &pool, &mut roster, at(seconds), &mut random, Kind::Job));
+        let decisions = (0..200).map(|_| choose(record, &pool, &mut roster, at(seconds), &mut random, wants(Kind::Job)));
         decisions.filter(|decision| *decision == sent_to(0)).count()
     };
     assert!((70..130).contains(&firsts(&record, NOW)), "no history: a tie");

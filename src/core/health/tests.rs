@@ -355,7 +355,7 @@ fn a_moved_trial_is_a_failed_one_for_its_host_and_none_for_the_other() {
     let mut bench = Bench::of(4, "");
     bench.fails(0, 3);
     bench.wait(0);
-    let (seat, trial) = bench.record.place(0, at(bench.now), Some(Duration::from_secs(10))).unwrap();
+    let (seat, trial) = bench.record.place(0, at(bench.now), Some(Duration::from_secs(10)), None).unwrap();
     let named = bench.pool.hosts.iter().map(|host| host.address).collect();
     let mut lease = Lease::new(Some(seat), named, at(bench.now), bench.pool.clone(), trial);
     let there = crate::core::lease::Whereabouts { address: bench.pool.hosts[1].address, attempts: 2 };

@@ -19,7 +19,7 @@ impl Bench {
 
     fn of(keys: &str) -> Self {
         let (mut record, seats) = seats_of(5);
-        record.reserve(0);
+        record.reserve(0, None, Instant::default());
         let lease = Lease::new(Some(seats[0]), (0..4).map(address).collect(), at(1.0), pool_of(5, keys), None);
         Self { record, seats, lease }
     }
@@ -179,7 +179,7 @@ fn a_lease_is_given_back_to_its_own_generation() {
     let mut bench = Bench::new();
     bench.record.retire(0);
     let new = bench.record.add_host(crate::core::fixture::named(0), false);
-    bench.record.reserve(new.slot);
+    bench.record.reserve(new.slot, None, Instant::default());
     bench.settle(Outcome::Success, None, None);
     assert_eq!(bench.loads(), [0, 0, 0, 0, 0, 1]);
     assert_eq!(bench.record.header.drift, 0);
@@ -206,11 +206,14 @@ proptest! {
     fn a_change_that_is_run_again_on_a_newer_record_does_the_same(host in 0..7usize, attempts in 0..6u64) {
         let bench = Bench::new();
         let (mut first, mut second) = (bench.record.clone(), bench.record.clone());
-        second.reserve(4);
+        second.reserve(4, None, Instant::default());
         let whereabouts = Whereabouts { address: address(host), attempts };
         let moved = bench.lease.follow(&mut first, whereabouts, at(5.0), &mut Random::new(1));
-        prop_assert_eq!(bench.lease.follow(&mut second, whereabouts, at(5.0), &mut Random::new(1)), moved);
-        second.release(bench.seats[4]);
+        let again = bench.lease.follow(&mut second, whereabouts, at(5.0), &mut Random::new(1));
+        // How full the host is may be another matter by then.
+        let place = |moved: Moved| Moved { was_crowded: false, ..moved };
+        prop_assert_eq!(place(again), place(moved));
+        second.release(bench.seats[4], None, Instant::default());
         prop_assert!(first.hosts().zip(second.hosts()).all(|(first, second)| first.load() == second.load()));
     }
 }

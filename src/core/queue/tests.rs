@@ -9,6 +9,10 @@ struct Free {
 }
 
 impl Slots for Free {
+    fn starts_now(&mut self, _: &Record, _: &Waiting) -> bool {
+        true
+    }
+
     fn free(&mut self, _: &Record) -> usize {
         self.slots
     }
@@ -35,7 +39,7 @@ fn record_of(workers: u64) -> Record {
 }
 
 fn wait(record: &mut Record, worker: u64, stream: u32, priority: Priority, tenant: u32, seconds: f64) {
-    record.add_waiting(Waiting::new(worker, stream, priority, tenant, at(seconds)));
+    record.add_waiting(Waiting::new(worker, stream, priority, tenant, 1.0, at(seconds)));
 }
 
 /// The streams that the worker places of so many free slots.
@@ -177,13 +181,12 @@ fn a_tenant_is_no_worse_off_in_one_priority_for_what_it_has_in_another() {
 
 #[test]
 fn costs_are_what_turns_are_worth() {
-    let entry = |tenant| Waiting::new(1, 0, Priority::Normal, tenant, at(0.0));
-    let (mut turns, mut served) = (Vec::new(), [0.0; 3]);
+    let entry = |tenant| Waiting::new(1, 0, Priority::Normal, tenant, if tenant == 1 { 6.0 } else { 0.8 }, at(0.0));
+    let (mut turns, mut served) = (Vec::new(), [0.0f32; 3]);
     for _ in 0..3000 {
         let next = (1..=2).min_by(|one, other| ahead(&turns, &entry(*one)).total_cmp(&ahead(&turns, &entry(*other)))).unwrap();
-        let cost = if next == 1 { 6.0 } else { 0.8 };
-        pass(&mut turns, &entry(next), cost);
-        served[next as usize] += cost;
+        pass(&mut turns, &entry(next));
+        served[next as usize] += entry(next).size();
     }
     assert!((served[1] / served[2] - 1.0).abs() < 0.01, "{served:?}");
 }
@@ -298,7 +301,7 @@ proptest! {
             match event {
                 Event::Wait { worker, level, tenant } => {
                     streams += 1;
-                    let entry = Waiting::new(worker, streams, Priority::ALL[level], tenant, Instant(now));
+                    let entry = Waiting::new(worker, streams, Priority::ALL[level], tenant, 1.0, Instant(now));
                     record.add_waiting(entry);
                     let at = list.partition_point(|other| other.since() <= entry.since());
                     list.insert(at, entry);

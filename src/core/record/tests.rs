@@ -1,7 +1,7 @@
 use super::*;
 use crate::core::choice;
 use crate::core::ewma::Ewma;
-use crate::core::fixture::{address, at, named, seats_of};
+use crate::core::fixture::{address, at, named, seats_of, wants};
 use crate::core::queue::{self, Priority, Slots, Taken};
 use crate::core::random::Random;
 use crate::core::roster::Roster;
@@ -15,7 +15,7 @@ fn full(workers: u32, hosts: usize) -> Record {
         record.add_worker(Worker { id: id.into(), names: 7, beat: id, served: 1, ..Worker::default() });
     }
     for slot in 0..hosts as u32 {
-        record.reserve(slot);
+        record.reserve(slot, None, Instant::default());
         record.with_host(slot, |host| {
             host.pending = slot;
             host.consecutive_failures = 2;
@@ -33,8 +33,13 @@ fn generations(record: &Record) -> Vec<u32> {
 #[test]
 fn the_layout_is_the_one_that_bears_this_version() {
     // Whoever changes a length changes the version.
-    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BASE, Host::BYTES), (4, 256, 40, 76, 136));
-    assert_eq!(full(3, 5).into_bytes().len(), 256 + 3 * 40 + 5 * 76);
+    assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BASE, Host::BYTES), (5, 276, 40, 76, 136));
+    assert_eq!((Insight::BYTES, Class::BYTES, Waiting::BYTES), (84, 60, 30));
+    assert_eq!(full(3, 5).into_bytes().len(), 276 + 3 * 40 + 5 * 76);
+    let mut insightful = full(3, 5);
+    insightful.keep_insights(true);
+    insightful.add_class(Class::default());
+    assert_eq!(insightful.into_bytes().len(), 276 + 3 * 40 + 5 * (76 + 84) + 60);
 }
 
 #[test]
@@ -122,11 +127,11 @@ fn an_address_means_the_entry_that_is_not_retired() {
 #[test]
 fn a_retired_host_stays_until_its_last_lease_is_given_back() {
     let (mut record, seats) = seats_of(1);
-    record.reserve(0);
+    record.reserve(0, None, Instant::default());
     record.retire(0);
     record.drop_retired();
     assert_eq!((record.hosts().len(), record.has_droppable()), (1, false));
-    record.release(seats[0]);
+    record.release(seats[0], None, Instant::default());
     assert!(record.has_droppable());
     record.drop_retired();
     assert_eq!(record.hosts().len(), 0);
@@ -135,8 +140,8 @@ fn a_retired_host_stays_until_its_last_lease_is_given_back() {
 #[test]
 fn a_count_never_falls_below_0_and_says_so() {
     let (mut record, seats) = seats_of(1);
-    record.release(seats[0]);
-    record.release(Seat { slot: 5, generation: 77 });
+    record.release(seats[0], None, Instant::default());
+    record.release(Seat { slot: 5, generation: 77 }, None, Instant::default());
     assert_eq!((record.host(0).unwrap().load(), record.header.drift), (0, 2));
 }
 
@@ -180,11 +185,11 @@ fn use_all(mut record: Record) {
     score::scores(&record, at(1.0));
     let pool = crate::core::fixture::pool_of(4, "");
     for kind in [choice::Kind::Job, choice::Kind::Other] {
-        choice::choose(&record, &pool, &mut roster, at(1.0), &mut Random::new(1), kind);
+        choice::choose(&record, &pool, &mut roster, at(1.0), &mut Random::new(1), wants(kind));
     }
     for seat in seats {
-        record.release(seat);
-        record.reserve(seat.slot);
+        record.release(seat, None, Instant::default());
+        record.reserve(seat.slot, None, Instant::default());
         record.retire(seat.slot);
     }
     record.add_host(named(9), false);
@@ -199,6 +204,10 @@ fn use_all(mut record: Record) {
 fn use_queue(mut record: Record) {
     struct Two;
     impl Slots for Two {
+        fn starts_now(&mut self, _: &Record, _: &Waiting) -> bool {
+            true
+        }
+
         fn free(&mut self, _: &Record) -> usize {
             2
         }
@@ -212,7 +221,7 @@ fn use_queue(mut record: Record) {
         }
     }
     let (me, count) = (3, record.waiting().len());
-    record.add_waiting(Waiting::new(me, 2, Priority::Low, 9, at(2.0)));
+    record.add_waiting(Waiting::new(me, 2, Priority::Low, 9, 1.0, at(2.0)));
     let _ = queue::call(&mut record, me, at(1e7));
     let _ = queue::draw(&mut record, me, at(1e7), 5, &mut Two);
     assert!(Record::parse(record.clone().into_bytes()).is_ok());
@@ -241,7 +250,7 @@ proptest! {
         let mut record = full(workers, hosts);
         for stream in 0..hosts as u32 {
             let priority = Priority::ALL[stream as usize % 3];
-            record.add_waiting(Waiting::new(workers.into(), stream, priority, stream, at(f64::from(stream))));
+            record.add_waiting(Waiting::new(workers.into(), stream, priority, stream, 1.0, at(f64::from(stream))));
         }
         let mut bytes = record.into_bytes();
         for (at, byte, length) in changes {

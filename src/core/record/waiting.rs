@@ -1,11 +1,11 @@
 //! Those that wait, at the end of the record: see [`crate::core::queue`].
 
-use super::{Header, Record};
+use super::{Class, Header, Record};
 use crate::core::queue::{Turn, Waiting};
 
 impl Record {
-    fn waiting_start(&self) -> usize {
-        self.pasts_start() + self.header.pasts as usize * super::PAST_BYTES
+    pub(super) fn waiting_start(&self) -> usize {
+        self.classes_start() + self.header.classes as usize * Class::BYTES
     }
 
     fn turns_start(&self) -> usize {
@@ -14,7 +14,7 @@ impl Record {
 
     /// The pasts, each with its generation before it.
     pub(super) fn past_bytes(&self) -> &[[u8; super::PAST_BYTES]] {
-        self.bytes.get(self.pasts_start()..self.waiting_start()).unwrap_or(&[]).as_chunks().0
+        self.bytes.get(self.pasts_start()..self.classes_start()).unwrap_or(&[]).as_chunks().0
     }
 
     fn waiting_bytes(&self) -> &[[u8; Waiting::BYTES]] {

@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::{Leased, Stream, kind};
 use crate::config::{Pool, Source};
 use crate::core::choice::Kind;
+use crate::core::learning::{self, Job, Label};
 use crate::core::queue::Priority;
 use crate::host::{Headers, Host};
 use crate::roles::worker::{Fate, Request, Sent};
@@ -20,14 +21,27 @@ impl<H: Host> Stream<H> {
             }
             tenant = pool.tenant.as_ref().and_then(|source| self.said(source, headers)).map_or(0, |name| tenant_of(&name));
         }
-        Request { stream: self.id, kind, priority, tenant }
+        let job = if pool.wants_job() { self.job(pool, headers) } else { Job::unknown() };
+        Request { stream: self.id, kind, priority, tenant, job }
+    }
+
+    /// What is known of the job before it runs.
+    fn job(&self, pool: &Pool, headers: &Headers) -> Job {
+        let said = |source: &Option<Source>| source.as_ref().and_then(|source| self.said(source, headers));
+        let label = said(&pool.class).map_or(Job::unknown().label, |name| Label::of(&name));
+        let session = pool.session.as_ref().and_then(|session| self.said(&session.source, headers));
+        Job {
+            label,
+            cost: said(&pool.cost).and_then(|cost| learning::cost(&cost)),
+            session: session.map(|key| learning::hash(&key)),
+        }
     }
 
     /// What the operator's own stack says of the request.
     fn said(&self, source: &Source, headers: &Headers) -> Option<Vec<u8>> {
         let said = match source {
             Source::Header(name) => headers.only(name.as_bytes()).map(<[u8]>::to_vec),
-            Source::Claim(path) => self.host.property(path),
+            Source::Claim(path) | Source::Classified(path) => self.host.property(path),
         };
         said.filter(|said| !said.is_empty())
     }

@@ -4,11 +4,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{Change, Read, Worker};
-use crate::config::{Pool, Queue};
+use crate::config::{Policy, Pool, Queue};
 use crate::core::address::Address;
-use crate::core::choice::{self, Chosen, Decision, Kind, expected_wait, free_slots, is_one_due, no_host};
+use crate::core::choice::{
+    self, Chosen, Claim, Decision, Forecast, Kind, Wanted, expected_wait, free_slots, is_one_due, no_host,
+};
 use crate::core::health::Trial;
-use crate::core::lease::{Lease, Settlement, Whereabouts};
+use crate::core::learning::{self, Job};
+use crate::core::lease::{Burden, Lease, Settlement, Whereabouts, is_crowded};
 use crate::core::queue::{self, Called, Priority, Slots, Taken, Waiting};
 use crate::core::random::Random;
 use crate::core::record::{Record, Seat};
@@ -28,6 +31,8 @@ pub struct Request {
     pub priority: Priority,
     /// Hash of whose it is; 0 if that is not known.
     pub tenant: u32,
+    /// What is known of it.
+    pub job: Job,
 }
 
 /// What may become of a request at its headers.
@@ -50,6 +55,7 @@ pub struct Placed {
     pub chosen: Chosen,
     seat: Seat,
     trial: Option<Trial>,
+    burden: Burden,
 }
 
 impl Placed {
@@ -66,16 +72,26 @@ pub(super) fn place(
     roster: &mut Roster,
     now: Instant,
     random: &mut Random,
-) -> Result<Placed, Decision> {
-    let chosen = match choice::choose(record, pool, roster, now, random, Kind::Job) {
+    wanted: Wanted,
+) -> Result<Placed, Box<Decision>> {
+    let chosen = match choice::choose(record, pool, roster, now, random, wanted) {
         Decision::Chosen(chosen) => chosen,
-        other => return Err(other),
+        other => return Err(Box::new(other)),
     };
-    let slot = chosen.hosts.first().and_then(|host| roster.slot_of(*host));
-    match slot.and_then(|slot| record.place(slot, now, chosen.trial)) {
-        Some((seat, trial)) => Ok(Placed { chosen, seat, trial }),
-        None => Err(Decision::Chosen(chosen)),
+    let Some(slot) = chosen.hosts.first().and_then(|host| roster.slot_of(*host)) else {
+        return Err(Box::new(Decision::Chosen(chosen)));
+    };
+    let burden = Burden { work: learning::burden(record, pool, wanted.job), was_crowded: is_crowded(record, slot, pool) };
+    match record.place(slot, now, chosen.trial, burden.work) {
+        Some((seat, trial)) => Ok(Placed { chosen, seat, trial, burden }),
+        None => Err(Box::new(Decision::Chosen(chosen))),
     }
+}
+
+/// A job that waits, or may have to.
+fn entry(record: &Record, worker: u64, request: &Request, now: Instant) -> Waiting {
+    let size = learning::size(record, &request.job);
+    Waiting::new(worker, request.stream, request.priority, request.tenant, size, now)
 }
 
 /// A job that has just come: of all that are entitled to a slot it alone may be placed in its callback.
@@ -85,7 +101,31 @@ struct Arrival<'a> {
     roster: &'a mut Roster,
     now: Instant,
     random: &'a mut Random,
+    job: &'a Job,
+    claim: Prospect,
     placed: Option<Placed>,
+}
+
+/// What is in sight while jobs are drawn: see [`Forecast`].
+#[derive(Default)]
+pub(super) struct Prospect {
+    forecast: Option<Option<Forecast>>,
+    /// The host that the last job which may start is to have.
+    pub preferred: Option<usize>,
+}
+
+impl Prospect {
+    /// Whether a job of so many times the mean work starts now; else for how long it is held at most.
+    pub fn claim(&mut self, record: &Record, pool: &Pool, roster: &Roster, size: f32, now: Instant) -> Result<(), Instant> {
+        let forecast = self.forecast.get_or_insert_with(|| Forecast::new(record, pool, roster, now));
+        match forecast.as_mut().map_or(Claim::Now(None), |forecast| forecast.claim(size)) {
+            Claim::Now(preferred) => {
+                self.preferred = preferred;
+                Ok(())
+            }
+            Claim::Later(until) => Err(until),
+        }
+    }
 }
 
 impl Slots for Arrival<'_> {
@@ -97,8 +137,13 @@ impl Slots for Arrival<'_> {
         Some(stream == self.stream)
     }
 
+    fn starts_now(&mut self, record: &Record, next: &Waiting) -> bool {
+        self.claim.claim(record, self.pool, self.roster, next.size(), self.now).is_ok()
+    }
+
     fn take(&mut self, record: &mut Record, _: u32) -> Taken {
-        self.placed = place(record, self.pool, self.roster, self.now, self.random).ok();
+        let wanted = Wanted { kind: Kind::Job, job: self.job, preferred: self.claim.preferred };
+        self.placed = place(record, self.pool, self.roster, self.now, self.random, wanted).ok();
         self.placed.as_ref().map_or(Taken::Nothing, Placed::taken)
     }
 }
@@ -107,7 +152,11 @@ impl Slots for Arrival<'_> {
 fn line_up(record: &mut Record, mut arrival: Arrival, entry: Waiting, queue: &Queue) -> Change<(Course, Vec<Called>)> {
     let (mut called, mut is_in_line) = (Vec::new(), false);
     if !record.has_waiting() {
-        let _ = arrival.take(record, entry.stream);
+        // The policies that never wait for a busy host need not look at all of them for that.
+        let may_wait = matches!(arrival.pool.policy, Policy::LeastTime { .. });
+        if !may_wait || arrival.free(record) > 0 && arrival.starts_now(record, &entry) {
+            let _ = arrival.take(record, entry.stream);
+        }
     } else if arrival.free(record) > 0 {
         is_in_line = true;
         record.add_waiting(entry);
@@ -140,7 +189,7 @@ impl<H: Host> Worker<H> {
     /// Chooses a host for a request. A job gets a lease, also when its host cannot be chosen here: then it follows where Envoy sends it; or it waits.
     pub fn choose(&mut self, pool_name: &str, request: Request, running: &mut Running) -> Result<Course, Fault> {
         let (id, now) = (self.id, self.host.now());
-        let Request { stream, kind, priority, tenant } = request;
+        let Request { stream, kind, ref job, .. } = request;
         let Running { pool, roster, .. } = running;
         if let Some(books) = self.books.get_mut(pool_name) {
             match kind {
@@ -149,24 +198,24 @@ impl<H: Host> Worker<H> {
             }
         }
         let read = if kind == Kind::Job { Read::IfNeedBe } else { Read::Always };
-        let entry = Waiting::new(id, stream, priority, tenant, now);
         let (course, called) = self.transact(pool_name, read, |_, record, random| {
             if kind == Kind::Other {
-                let decision = choice::choose(record, pool, roster, now, random, kind);
+                let decision = choice::choose(record, pool, roster, now, random, Wanted { kind, job, preferred: None });
                 return Change::Leave((Course::Decided(decision), Vec::new()));
             }
             let Some(queue) = &pool.queue else {
-                return match place(record, pool, roster, now, random) {
+                return match place(record, pool, roster, now, random, Wanted { kind, job, preferred: None }) {
                     Ok(placed) => Change::Store((Course::Placed(placed), Vec::new())),
-                    Err(decision) => Change::Leave((Course::Decided(decision), Vec::new())),
+                    Err(decision) => Change::Leave((Course::Decided(*decision), Vec::new())),
                 };
             };
-            let arrival = Arrival { stream, pool, roster, now, random, placed: None };
+            let entry = entry(record, id, &request, now);
+            let arrival = Arrival { stream, pool, roster, now, random, job, claim: Prospect::default(), placed: None };
             line_up(record, arrival, entry, queue)
         })?;
         self.ring(&called);
         match &course {
-            Course::Placed(placed) => self.take_placed(pool_name, stream, pool, placed),
+            Course::Placed(placed) => self.take_placed(pool_name, stream, pool, placed, request.job),
             Course::QueueFull(_) => {
                 if let Some(books) = self.books.get_mut(pool_name) {
                     books.book.turned_away += 1;
@@ -178,11 +227,12 @@ impl<H: Host> Worker<H> {
     }
 
     /// Takes the lease of a job that has been placed.
-    pub(super) fn take_placed(&mut self, pool_name: &str, stream: u32, pool: &Rc<Pool>, placed: &Placed) {
+    pub(super) fn take_placed(&mut self, pool_name: &str, stream: u32, pool: &Rc<Pool>, placed: &Placed, job: Job) {
         let now = self.host.now();
         let hosts = placed.chosen.hosts.iter().filter_map(|host| pool.hosts.get(*host));
         let named = hosts.map(|host| host.address).collect();
-        self.take(pool_name, stream, Lease::new(Some(placed.seat), named, now, pool.clone(), placed.trial));
+        let lease = Lease::new(Some(placed.seat), named, now, pool.clone(), placed.trial);
+        self.take(pool_name, stream, Lease { job, burden: placed.burden, ..lease });
     }
 
     /// Takes a lease for a job whose host Envoy chooses.

@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::jobs::{Placed, place};
+use super::jobs::{Placed, Prospect, place};
 use super::{Change, PoolBook, Read, Worker};
 use crate::config::{Explain, Pool};
-use crate::core::choice::{Kind, expected_wait, free_slots};
+use crate::core::choice::{Kind, Wanted, expected_wait, free_slots};
+use crate::core::learning::Job;
 use crate::core::lease::Settlement;
 use crate::core::outcome::Outcome;
 use crate::core::queue::{self, Called, Slots, Taken, Waiting};
@@ -63,13 +64,16 @@ pub struct Paused {
     pub blames: bool,
     /// The length of its body, if its client says so.
     pub length: Option<u64>,
+    job: Job,
     since: Instant,
+    /// If it is held for a busy host: until when at most.
+    held_until: Option<Instant>,
 }
 
 impl Paused {
     /// A stream that waits from now on.
-    pub fn new(route: Rc<Route>, fate: Rc<RefCell<Fate>>, blames: bool, length: Option<u64>, now: Instant) -> Self {
-        Self { route, fate, blames, length, since: now }
+    pub fn new(route: Rc<Route>, fate: Rc<RefCell<Fate>>, job: Job, now: Instant) -> Self {
+        Self { route, fate, blames: true, length: None, job, since: now, held_until: None }
     }
 
     fn is_overdue(&self, now: Instant) -> bool {
@@ -84,6 +88,10 @@ struct Drawing<'a> {
     running: &'a mut Running,
     now: Instant,
     random: &'a mut Random,
+    me: u64,
+    prospect: Prospect,
+    /// Those of its own that are held, and until when at most.
+    held: Vec<(u32, Instant)>,
     placed: Vec<(u32, Placed)>,
 }
 
@@ -96,8 +104,25 @@ impl Slots for Drawing<'_> {
         self.paused.contains_key(&stream).then_some(true)
     }
 
+    fn starts_now(&mut self, record: &Record, next: &Waiting) -> bool {
+        let claim = self.prospect.claim(record, &self.running.pool, &self.running.roster, next.size(), self.now);
+        let own = self.paused.get(&next.stream).filter(|_| next.worker == self.me);
+        let (Err(until), Some(own)) = (claim, own) else { return claim.is_ok() };
+        // What it was held for does not come: whatever is free will do.
+        let is_over = own.held_until.is_some_and(|until| until <= self.now);
+        if is_over {
+            self.prospect.preferred = None;
+        } else {
+            self.held.push((next.stream, until));
+        }
+        is_over
+    }
+
     fn take(&mut self, record: &mut Record, stream: u32) -> Taken {
-        let placed = place(record, &self.running.pool, &mut self.running.roster, self.now, self.random).ok();
+        let unknown = Job::unknown();
+        let job = self.paused.get(&stream).map_or(&unknown, |paused| &paused.job);
+        let wanted = Wanted { kind: Kind::Job, job, preferred: self.prospect.preferred };
+        let placed = place(record, &self.running.pool, &mut self.running.roster, self.now, self.random, wanted).ok();
         let taken = placed.as_ref().map_or(Taken::Nothing, Placed::taken);
         self.placed.extend(placed.map(|placed| (stream, placed)));
         taken
@@ -209,18 +234,22 @@ impl<H: Host> Worker<H> {
             return 0;
         };
         let drawn = self.transact(name, Read::IfNeedBe, |_, record, random| {
-            let mut drawing = Drawing { paused: &paused, running: &mut running, now, random, placed: Vec::new() };
+            let (prospect, placed) = (Prospect::default(), Vec::new());
+            let mut drawing =
+                Drawing { paused: &paused, running: &mut running, now, random, me: id, prospect, held: Vec::new(), placed };
             let called = queue::draw(record, id, now, most, &mut drawing);
-            let placed = drawing.placed;
+            let Drawing { held, placed, .. } = drawing;
             record.header.dequeued = record.header.dequeued.saturating_add(placed.len() as u64);
             let is_news = !placed.is_empty() || !called.is_empty() || queue::is_called(record, id);
-            if is_news { Change::Store((placed, called)) } else { Change::Leave((placed, called)) }
+            let drawn = (placed, called, held);
+            if is_news { Change::Store(drawn) } else { Change::Leave(drawn) }
         });
         if let Some(books) = self.books.get_mut(name) {
             books.paused = paused;
         }
         match drawn {
-            Ok((placed, mut called)) => {
+            Ok((placed, mut called, held)) => {
+                self.hold(name, &held);
                 let count = placed.len();
                 if placed.last().is_some_and(|(_, placed)| placed.taken() == Taken::Trial) {
                     // There may be more to draw.
@@ -238,6 +267,16 @@ impl<H: Host> Worker<H> {
         }
     }
 
+    /// Notes until when those are held at most that are held for the first time.
+    fn hold(&mut self, name: &str, held: &[(u32, Instant)]) {
+        let Some(books) = self.books.get_mut(name) else { return };
+        for (stream, until) in held {
+            if let Some(paused) = books.paused.get_mut(stream) {
+                paused.held_until.get_or_insert(*until);
+            }
+        }
+    }
+
     /// The pool as those that wait see it: the host is chosen when there is a slot, by what the live configurations say then; where none has the pool any
     /// more, by what the first of them began with.
     fn route_of_those_that_wait(&self, name: &str) -> Option<Rc<Route>> {
@@ -249,7 +288,7 @@ impl<H: Host> Worker<H> {
     /// A stream that has its host goes on.
     fn resume(&mut self, name: &str, stream: u32, pool: Rc<Pool>, placed: Placed) {
         let Some(paused) = self.remove_paused(name, stream) else { return };
-        self.take_placed(name, stream, &pool, &placed);
+        self.take_placed(name, stream, &pool, &placed, paused.job);
         let chosen = placed.chosen;
         if let Some(lease) = self.lease_mut(name, stream) {
             (lease.blames, lease.upload.length) = (paused.blames, paused.length);
@@ -323,7 +362,7 @@ impl<H: Host> Worker<H> {
         match verdict.send(&self.host, retry_after) {
             Ok(()) => {
                 let waited = self.host.now().since(paused.since);
-                let why = explain::to_whom(pool, || explain::answered(verdict, waited));
+                let why = explain::to_whom(pool, || explain::answered(pool, verdict, waited));
                 *paused.fate.borrow_mut() = Fate::Answered(why);
                 self.say(verdict.word(), Level::Warn, || format!("pool {name}: answered 503, verdict {}", verdict.word()));
             }

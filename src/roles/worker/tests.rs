@@ -58,7 +58,7 @@ impl Bench {
 }
 
 fn request(stream: u32, kind: Kind) -> Request {
-    Request { stream, kind, priority: Priority::Normal, tenant: 0 }
+    Request { stream, kind, priority: Priority::Normal, tenant: 0, job: crate::core::learning::Job::unknown() }
 }
 
 fn record(process: &Process) -> Record {
