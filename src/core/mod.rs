@@ -23,6 +23,7 @@ pub mod poller;
 pub mod prober;
 pub mod queue;
 pub mod random;
+pub mod reading;
 pub mod record;
 pub mod retry_after;
 pub mod roster;
