@@ -7,6 +7,7 @@ mod json;
 mod pool;
 mod queue;
 mod reader;
+mod telemetry;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,6 +17,7 @@ pub use health::{Breaker, Failure, Probe, Statuses};
 pub use hosts::{Discovery, Entry, Host, MOST_HOSTS, WEIGHTS, is_a_hosts};
 pub use pool::{Explain, Jobs, NoHost, Pool, Score};
 pub use queue::{Priorities, Queue, Source};
+pub use telemetry::{Scrape, Telemetry};
 
 use json::Json;
 use reader::{Faults, Fields, Reader};

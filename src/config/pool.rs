@@ -7,6 +7,7 @@ use super::health::{Breaker, Failure, Probe};
 use super::hosts::{Discovery, Entry, Host, MOST_HOSTS, refuse_repeated};
 use super::queue::{Priorities, Queue, Source};
 use super::reader::{Fields, Reader};
+use super::telemetry::{Scrape, Telemetry};
 use super::{Alerts, millis};
 
 /// A pool: the hosts of one Envoy cluster.
@@ -46,6 +47,8 @@ pub struct Pool {
     pub breaker: Option<Breaker>,
     /// How hosts are asked whether they are well; `None`: not at all.
     pub probe: Option<Probe>,
+    /// How it is learned what hosts tell of themselves; `None`: not at all.
+    pub telemetry: Option<Telemetry>,
     /// Who learns why a job went where it went.
     pub explain: Explain,
     /// Of the whole configuration: see [`super::Balancer::override_header`].
@@ -172,6 +175,7 @@ impl Pool {
         let failure = fields.section("failure", Failure::read);
         let breaker = fields.optional("latency_breaker", Breaker::read);
         let probe = fields.optional("probe", Probe::read);
+        let telemetry = fields.optional("telemetry", Telemetry::read);
         let explain = match fields.word("explain", &["off", "log", "header"], &[], "off") {
             "log" => Explain::Log,
             "header" => Explain::Header,
@@ -202,10 +206,16 @@ impl Pool {
             failure,
             breaker,
             probe,
+            telemetry,
             explain,
             override_header: whole.override_header.clone(),
             alerts: whole.alerts.clone(),
         })
+    }
+
+    /// How hosts are asked what they have to do, if they are.
+    pub fn scrape(&self) -> Option<&Scrape> {
+        self.telemetry.as_ref()?.scrape.as_ref()
     }
 
     /// Whether no host is known, and that says nothing about which there are.
@@ -222,4 +232,4 @@ impl Pool {
 }
 
 /// Keys of features to come.
-const LATER: [&str; 6] = ["weighted", "class", "cost", "telemetry", "budgets", "affinity"];
+const LATER: [&str; 5] = ["weighted", "class", "cost", "budgets", "affinity"];
