@@ -24,7 +24,7 @@ pub struct Sample<'a> {
 
 /// The samples of a page whose names are wanted, in their order.
 pub fn samples<'a>(page: &'a [u8], is_wanted: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = Sample<'a>> {
-    page.split(|byte| *byte == b'\n').filter_map(move |line| {
+    lines(page).filter_map(move |line| {
         let line = line.trim_ascii();
         let (name, rest) = line.split_at_checked(line.iter().position(|byte| matches!(byte, b'{' | b' ' | b'\t'))?)?;
         if name.starts_with(b"#") || !is_wanted(name) {
@@ -34,6 +34,30 @@ pub fn samples<'a>(page: &'a [u8], is_wanted: impl Fn(&[u8]) -> bool) -> impl It
         let value = rest.trim_ascii_start().split(|byte| matches!(byte, b' ' | b'\t' | b'#')).next()?;
         Some(Sample { name, labels, value: number::parse(value)? })
     })
+}
+
+fn lines(page: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(page);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let (line, after) = line_end(text).and_then(|end| text.split_at_checked(end)).unwrap_or((text, &[]));
+        rest = after.get(1..);
+        Some(line)
+    })
+}
+
+/// Where the first line feed is. Most of a long page is passed over here, and so it is looked for in eight bytes at once (Mycroft's test for a zero byte).
+fn line_end(text: &[u8]) -> Option<usize> {
+    const ONES: u64 = u64::MAX / 255;
+    let (words, tail) = text.as_chunks::<8>();
+    for (at, word) in words.iter().enumerate() {
+        let differs = u64::from_le_bytes(*word) ^ (ONES * u64::from(b'\n'));
+        let zeros = differs.wrapping_sub(ONES) & !differs & (ONES << 7);
+        if zeros != 0 {
+            return Some(at * 8 + zeros.trailing_zeros() as usize / 8);
+        }
+    }
+    tail.iter().position(|byte| *byte == b'\n').map(|at| words.len() * 8 + at)
 }
 
 /// What stands between the braces, if there are any, and what comes after them; `None`: they do not end.
@@ -205,6 +229,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn lines_end_where_line_feeds_are(page in r#"[a\n\x0b\x09\x8a]{0,60}"#) {
+            let expected: Vec<&[u8]> = page.as_bytes().split(|byte| *byte == b'\n').collect();
+            let lines: Vec<&[u8]> = lines(page.as_bytes()).filter(|line| !line.is_empty()).collect();
+            prop_assert_eq!(lines, expected.into_iter().filter(|line| !line.is_empty()).collect::<Vec<_>>());
+        }
+
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             samples(&bytes, |_| true).for_each(|sample| _ = sample.has(b"x", b"1"));
