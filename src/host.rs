@@ -75,6 +75,8 @@ pub trait Host: Clone + 'static {
     fn set_request_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault>;
     /// The first value of a header of this map; `None` where it is absent, empty, or refused.
     fn header(&self, map: Map, name: &str) -> Option<Vec<u8>>;
+    /// Removes a header of this map, if it is there.
+    fn remove_header(&self, map: Map, name: &str) -> Result<(), Fault>;
     /// Sets a response header, or removes it.
     fn set_response_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault>;
     /// Writes `wasm.<name>` into the stream's filter state.

@@ -129,6 +129,14 @@ fn set_header(map: u32, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> 
     })
 }
 
+fn number_of(map: Map) -> u32 {
+    match map {
+        Map::Response => map::RESPONSE_HEADERS,
+        Map::Trailers => map::RESPONSE_TRAILERS,
+        Map::Call => map::CALL_HEADERS,
+    }
+}
+
 impl Host for Envoy {
     fn now(&self) -> Instant {
         Instant((clock(MONOTONIC) / 1000).max(1))
@@ -191,13 +199,14 @@ impl Host for Envoy {
     }
 
     fn header(&self, map: Map, name: &str) -> Option<Vec<u8>> {
-        let map = match map {
-            Map::Response => map::RESPONSE_HEADERS,
-            Map::Trailers => map::RESPONSE_TRAILERS,
-            Map::Call => map::CALL_HEADERS,
-        };
         // SAFETY: see the top of this file.
-        owned(|data, size| unsafe { proxy_get_header_map_value(map, name.as_ptr(), name.len(), data, size) }).ok().flatten()
+        owned(|data, size| unsafe { proxy_get_header_map_value(number_of(map), name.as_ptr(), name.len(), data, size) })
+            .ok()
+            .flatten()
+    }
+
+    fn remove_header(&self, map: Map, name: &str) -> Result<(), Fault> {
+        set_header(number_of(map), name.as_bytes(), None)
     }
 
     fn set_response_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {

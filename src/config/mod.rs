@@ -9,6 +9,7 @@ mod pool;
 mod queue;
 mod reader;
 mod source;
+mod telemetry;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -20,6 +21,7 @@ pub use policy::{Policy, Session, Weights};
 pub use pool::{Explain, Jobs, NoHost, Pool, Score};
 pub use queue::{Priorities, Queue};
 pub use source::Source;
+pub use telemetry::{Scrape, Telemetry};
 
 use json::Json;
 use reader::{Faults, Fields, Reader};

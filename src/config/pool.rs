@@ -9,6 +9,7 @@ use super::policy::{Policy, Session};
 use super::queue::{Priorities, Queue};
 use super::reader::{Fields, Reader};
 use super::source::Source;
+use super::telemetry::{Scrape, Telemetry};
 use super::{Alerts, millis};
 
 /// A pool: the hosts of one Envoy cluster.
@@ -56,6 +57,8 @@ pub struct Pool {
     pub breaker: Option<Breaker>,
     /// How hosts are asked whether they are well; `None`: not at all.
     pub probe: Option<Probe>,
+    /// How it is learned what hosts tell of themselves; `None`: not at all.
+    pub telemetry: Option<Telemetry>,
     /// Who learns why a job went where it went.
     pub explain: Explain,
     /// Of the whole configuration: see [`super::Balancer::override_header`].
@@ -185,6 +188,7 @@ impl Pool {
         let failure = fields.section("failure", Failure::read);
         let breaker = fields.optional("latency_breaker", Breaker::read);
         let probe = fields.optional("probe", Probe::read);
+        let telemetry = fields.optional("telemetry", Telemetry::read);
         let explain = match fields.word("explain", &["off", "log", "header"], &[], "off") {
             "log" => Explain::Log,
             "header" => Explain::Header,
@@ -219,6 +223,7 @@ impl Pool {
             failure,
             breaker,
             probe,
+            telemetry,
             explain,
             override_header: whole.override_header.clone(),
             alerts: whole.alerts.clone(),
@@ -241,12 +246,17 @@ impl Pool {
 
     /// For how long what hosts tell of themselves holds; `None`: nobody asks.
     pub fn patience(&self) -> Option<Duration> {
-        None
+        self.telemetry.as_ref().map(Telemetry::patience)
     }
 
     /// Whether hosts are to be known by more than their jobs and latencies.
     pub fn wants_insight(&self) -> bool {
         self.policy.wants_insight() || self.patience().is_some()
+    }
+
+    /// How hosts are asked what they have to do, if they are.
+    pub fn scrape(&self) -> Option<&Scrape> {
+        self.telemetry.as_ref()?.scrape.as_ref()
     }
 
     /// Whether no host is known, and that says nothing about which there are.
@@ -263,4 +273,4 @@ impl Pool {
 }
 
 /// Keys of features to come.
-const LATER: [&str; 3] = ["telemetry", "budgets", "affinity"];
+const LATER: [&str; 2] = ["budgets", "affinity"];

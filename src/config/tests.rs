@@ -90,12 +90,37 @@ fn jobs_are_those_whose_method_and_path_are_listed() {
     assert!(!jobs.include(b"POST", b"*"));
 }
 
+#[test]
+fn telemetry_takes_the_presets_paths_or_the_users_own() {
+    use crate::telemetry::preset::Preset;
+    let telemetry = |keys: &str| {
+        let text = format!(r#"{{"pools": {{"gpu": {{"hosts": [{{"address": "10.0.0.1:1"}}], "telemetry": {keys}}}}}}}"#);
+        balancer(&text).pools["gpu"].telemetry.clone().unwrap()
+    };
+    assert_eq!(telemetry("{}"), Telemetry { orca: true, scrape: None });
+    let scrape = |keys: &str| telemetry(&format!(r#"{{"orca": false, "scrape": {{{keys}}}}}"#)).scrape.unwrap();
+    let vllm = scrape(r#""preset": "vllm""#);
+    let second = Duration::from_secs(1);
+    assert_eq!(
+        (&vllm.preset, &vllm.paths[..], vllm.interval, vllm.timeout),
+        (&Preset::Vllm, &["/metrics".to_owned()][..], second, second)
+    );
+    assert_eq!(vllm.stale_after(), Duration::from_secs(4));
+    assert_eq!(scrape(r#""preset": "triton", "path": "/m?x=1""#).paths, ["/m?x=1"]);
+    assert_eq!(scrape(r#""preset": "comfyui""#).paths, ["/queue", "/system_stats"]);
+    assert_eq!(scrape(r#""metrics": {"running": "jobs"}"#), scrape(r#""preset": "custom", "metrics": {"running": "jobs"}"#));
+    let json = scrape(r#""metrics": {"waiting": "/queue/waiting", "compute": "/gpu"}, "path": "/status""#);
+    let page = br#"{"queue": {"waiting": [1, 2]}, "gpu": 0.5}"#;
+    assert_eq!(json.preset.read(page).map(|reading| (reading.waiting, reading.compute)), Ok((Some(2.0), Some(0.5))));
+}
+
 /// What the README's table must say: every key that the parser asks for when every object is there, with its default.
 #[test]
 fn the_readme_lists_every_key_with_its_default_and_what_is_allowed() {
     let everything = r#"{"pools": {"P": {"hosts": [{"address": "10.0.0.1:1"}], "score": {}, "ewma": {}, "jobs": {},
-        "discovery": {"cluster": "envoy_admin"}, "latency_breaker": {}, "probe": {"path": "/health"}, "queue": {}, "session": {"from": "classifier"},
-        "priority": {"jwt_claim": "tier", "metadata": "jwt_payload"}}}, "alerts": {"cluster": "alertmanager"}}"#;
+        "discovery": {"cluster": "envoy_admin"}, "latency_breaker": {}, "probe": {"path": "/health"}, "queue": {},
+        "session": {"from": "classifier"}, "priority": {"jwt_claim": "tier", "metadata": "jwt_payload"},
+        "telemetry": {"scrape": {"preset": "vllm"}}}}, "alerts": {"cluster": "alertmanager"}}"#;
     let faults = Faults::default();
     Role::read(everything.as_bytes(), &faults).unwrap();
     let row = |(path, (default, allowed)): (String, (String, String))| {

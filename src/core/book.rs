@@ -121,6 +121,8 @@ pub struct Book {
     pub unleased: u64,
     /// Counted here until a transaction carries it: jobs that were refused because too many wait.
     pub turned_away: u64,
+    /// Counted here until a transaction carries it: reports of hosts that could not be read.
+    pub bad_reports: u64,
     /// Counted here until a transaction carries it: transactions that had to be run again.
     pub conflicts: u64,
     /// Whether this worker ever took a lease.
@@ -154,6 +156,7 @@ impl Book {
             watch: BTreeMap::new(),
             unleased: 0,
             turned_away: 0,
+            bad_reports: 0,
             conflicts: 0,
             served: false,
             beats: 0,
@@ -329,6 +332,7 @@ impl Book {
         let header = &mut record.header;
         header.unleased = header.unleased.saturating_add(self.unleased);
         header.queue_full = header.queue_full.saturating_add(self.turned_away);
+        header.bad_reports = header.bad_reports.saturating_add(self.bad_reports);
         header.conflicts = header.conflicts.saturating_add(self.conflicts);
         let row = self.step.and_then(|step| record.worker_row(self.worker, step.row));
         if let Some((row, mut worker)) = row.and_then(|row| Some((row, record.worker(row)?))) {
@@ -341,7 +345,7 @@ impl Book {
 
     /// The record that carries the beat is stored.
     pub fn has_beaten(&mut self) {
-        (self.unleased, self.turned_away, self.conflicts) = (0, 0, 0);
+        (self.unleased, self.turned_away, self.bad_reports, self.conflicts) = (0, 0, 0, 0);
         self.has_shown_its_beat();
     }
 

@@ -12,7 +12,9 @@ use super::health::{Evidence, Trial, judge};
 use super::learning::{self, Job, Lesson};
 use super::outcome::Outcome;
 use super::random::Random;
+use super::reading::Reading;
 use super::record::{Record, Seat};
+use super::report;
 use super::stranger::{self, Passed};
 use super::time::Instant;
 use crate::config::{Policy, Pool};
@@ -126,6 +128,8 @@ pub struct Settlement {
     pub latency: Option<Duration>,
     /// Where it was last, where that may be news.
     pub whereabouts: Option<Whereabouts>,
+    /// What the host told of itself in its answer.
+    pub reading: Option<Reading>,
 }
 
 impl Lease {
@@ -248,6 +252,10 @@ impl Lease {
         let Some(slot) = record.slot_of(seat) else {
             return record.release(seat, self.burden.work, now);
         };
+        // This job is one of those that it told of.
+        if let Some(reading) = end.reading.filter(|_| news.is_none()) {
+            report::tell(record, slot, reading, now);
+        }
         // Before the host takes up the next.
         self.teach(record, slot, &end, was_crowded, now);
         record.release(seat, self.burden.work, now);

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::address::Address;
 use super::reading::Reading;
 use super::record::{Insight, Record};
 use super::time::Instant;
@@ -102,10 +103,19 @@ impl Told {
     }
 }
 
-/// Writes down what the host at a slot told.
+/// Writes down what the host in a slot told.
 pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant) {
     record.with_insight(slot, |insight| insight.tell(reading, at));
     record.header.learns();
+}
+
+/// Writes down what hosts told, each at its time.
+pub fn tell_all(record: &mut Record, readings: &[(Address, Reading, Instant)]) {
+    for (address, reading, at) in readings {
+        if let Some(seat) = record.seat_at(*address) {
+            tell(record, seat.slot, *reading, *at);
+        }
+    }
 }
 
 #[cfg(test)]

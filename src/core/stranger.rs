@@ -273,7 +273,7 @@ mod tests {
         let (seat, trial) = bench.take(&[0, 1]);
         let mut lease = Lease::new(Some(seat), vec![address(0), address(1)], at(bench.now), bench.pool.clone(), trial);
         lease.is_answered = true;
-        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None };
+        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None, reading: None };
         lease.settle(&mut bench.record, end, at(bench.now), &mut Random::new(1));
         assert_eq!(bench.states(), [Serving, Serving, Serving, Probing], "of the other that says nothing");
         bench.job(&[0, 1], 1);

@@ -11,6 +11,7 @@
 //!
 //! There is no callback for bodies, for the log and for the end: Envoy need not enter the VM for each chunk, and once less at the end.
 
+mod reports;
 mod waiting;
 
 use std::cell::{Cell, RefCell};
@@ -29,6 +30,7 @@ use crate::core::address::Address;
 use crate::core::choice::{Chosen, Decision, Kind};
 use crate::core::lease::{Lease, Settlement};
 use crate::core::outcome::{End, Grpc, Outcome, PAUSE, VIA_UPSTREAM, flag};
+use crate::core::reading::Reading;
 use crate::core::retry_after;
 use crate::host::{Headers, Host, Level, Map, number};
 
@@ -110,6 +112,10 @@ pub struct Stream<H> {
     answer: Answer,
     /// Why it goes where it goes, and who is to learn that.
     why: Option<(String, Explain)>,
+    /// The pool, if its hosts' answers may tell of them.
+    reports_to: Option<Rc<str>>,
+    /// What the host told.
+    reading: Option<Reading>,
     /// While it waits: where, and what its worker makes of it.
     waits: Option<(Rc<str>, Rc<RefCell<Fate>>)>,
 }
@@ -143,6 +149,8 @@ impl<H: Host> Stream<H> {
             sent_to: None,
             answer: Answer::default(),
             why: None,
+            reports_to: None,
+            reading: None,
             waits: None,
         }
     }
@@ -167,6 +175,9 @@ impl<H: Host> Stream<H> {
             }
         };
         let (kind, job) = (request.kind, request.job);
+        if route.configured.telemetry.as_ref().is_some_and(|telemetry| telemetry.orca) {
+            self.reports_to = Some(route.name.clone());
+        }
         let (course, leased) = {
             let (Ok(mut worker), Ok(mut running)) = (self.worker.try_borrow_mut(), route.running.try_borrow_mut()) else {
                 return Flow::Continue;
@@ -210,6 +221,7 @@ impl<H: Host> Stream<H> {
             // Somebody else answers it, and it will not be resumed.
             self.leave_queue();
         }
+        self.take_report(Map::Response);
         let why = self.why.take();
         if self.leased.is_none() && why.is_none() {
             return;
@@ -257,6 +269,7 @@ impl<H: Host> Stream<H> {
 
     /// `on_http_response_trailers`.
     pub fn trailers(&mut self) {
+        self.take_report(Map::Trailers);
         if self.client.is_grpc && self.leased.is_some() {
             self.answer.grpc = self.grpc(Map::Trailers).or(self.answer.grpc);
         }
@@ -284,7 +297,12 @@ impl<H: Host> Stream<H> {
         // An upgraded connection lives as long as its client likes.
         let is_timed = self.answer.status != Some(101);
         let latency = || number(self.host.property("response\0backend_latency")).filter(|_| is_timed).map(Duration::from_nanos);
-        worker.settle(&name, self.id, Settlement { outcome, is_timed, latency: None, whereabouts }, latency);
+        worker.settle(
+            &name,
+            self.id,
+            Settlement { outcome, is_timed, latency: None, whereabouts, reading: self.reading },
+            latency,
+        );
     }
 
     /// Removes what a client must not set, and gives what else matters of what it says.

@@ -274,6 +274,14 @@ impl Host for Fake {
         streams.get(&self.vm.current.get())?.maps.get(&(map as u8, name.to_owned())).cloned()
     }
 
+    fn remove_header(&self, map: Map, name: &str) -> Result<(), Fault> {
+        self.check(Call::Header)?;
+        let mut streams = self.vm.streams.borrow_mut();
+        let maps = &mut streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?.maps;
+        maps.remove(&(map as u8, name.to_owned()));
+        Ok(())
+    }
+
     fn set_response_header(&self, name: &[u8], value: Option<&[u8]>) -> Result<(), Fault> {
         self.check(Call::Header)?;
         let mut streams = self.vm.streams.borrow_mut();

@@ -7,6 +7,7 @@ mod fleet;
 pub mod reply;
 pub mod roots;
 pub mod route;
+mod scrape;
 pub mod shared;
 pub mod status;
 mod watch;

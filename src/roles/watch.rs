@@ -1,4 +1,5 @@
-//! What a worker does for all others where it leads: it probes the hosts, says what became of them, and sends alerts.
+//! What a worker does for all others where it leads: it probes the hosts, says what became of them, and sends alerts. What else it asks: [`super::fleet`],
+//! [`super::scrape`].
 //!
 //! ```text
 //! tick ─► what became of the hosts ─► log, metrics ─► what fires ─► one call to the sink
@@ -11,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::scrape::Scrapes;
 use super::worker::{Change, Read, Worker};
 use crate::config::{Alerts, Pool, Probe};
 use crate::core::address::Address;
@@ -19,6 +21,7 @@ use crate::core::health::{self, Reason, Watcher};
 use crate::core::leader::Seen;
 use crate::core::lookout::{self, Event};
 use crate::core::prober::Prober;
+use crate::core::reading::Reading;
 use crate::core::record::Record;
 use crate::core::time::Instant;
 use crate::host::{Host, Level, Map, Metric};
@@ -38,6 +41,7 @@ pub struct Watch {
     pub leader: Seen,
     leads: bool,
     prober: Prober,
+    pub(super) scrapes: Scrapes,
     /// What fires, and where that is to be told.
     firing: BTreeSet<Subject>,
     /// What the gauge shows.
@@ -49,6 +53,12 @@ impl Watch {
     /// Whether this worker leads.
     pub fn leads(&self) -> bool {
         self.leads
+    }
+
+    /// What hosts said of themselves since this was last called, each with the time of its answer. What a host does not say any more is `None` in its
+    /// next reading; a host that says nothing at all has none, and what it said last grows old: see [`crate::config::Scrape::stale_after`].
+    pub fn take_readings(&mut self) -> Vec<(Address, Reading, Instant)> {
+        self.scrapes.take()
     }
 }
 
@@ -69,9 +79,22 @@ struct Call {
 
 /// What a call is for.
 pub(super) enum Purpose {
-    Probe { pool: Rc<str>, address: Address },
-    Alerts { sink: Rc<Alerts> },
-    Poll { pool: Rc<str> },
+    Probe {
+        pool: Rc<str>,
+        address: Address,
+    },
+    Alerts {
+        sink: Rc<Alerts>,
+    },
+    Poll {
+        pool: Rc<str>,
+    },
+    /// `page` is the place of its path in the configuration.
+    Scrape {
+        pool: Rc<str>,
+        address: Address,
+        page: usize,
+    },
 }
 
 /// A call that is not answered for so long never will be: Envoy gives up all those of a root that it deletes. Above the longest timeout of any.
@@ -91,6 +114,7 @@ impl<H: Host> Worker<H> {
             watch.sink = pool.as_ref().and_then(|pool| pool.alerts.clone());
             if led.is_none() && std::mem::take(&mut watch.leads) {
                 watch.prober.forget_runs();
+                watch.scrapes.forget();
                 watch.firing.clear();
                 watch.has_host = None;
                 self.duties.alerters.values_mut().for_each(|alerter| alerter.forget(&name));
@@ -103,6 +127,12 @@ impl<H: Host> Worker<H> {
         let discovery = self.books.get(&name).and_then(|books| books.discovery.clone());
         if leads && let Some(discovery) = discovery {
             self.poll(&name, &discovery);
+        }
+        if leads && let Some(pool) = &pool {
+            match pool.scrape() {
+                Some(scrape) => self.scrape(&name, pool, scrape),
+                None => self.watch_of(&name).into_iter().for_each(|watch| watch.scrapes.forget()),
+            }
         }
         if let Some(pool) = pool
             && let Some(probe) = &pool.probe
@@ -213,6 +243,7 @@ impl<H: Host> Worker<H> {
             Some(Purpose::Probe { pool, address }) => self.probed(&pool, address, is_well),
             Some(Purpose::Alerts { sink }) => self.alerted(&sink, is_well),
             Some(Purpose::Poll { pool }) => self.polled(&pool, status.as_deref(), size),
+            Some(Purpose::Scrape { pool, address, page }) => self.scraped(&pool, (address, page), token, status.as_deref(), size),
             None => {}
         }
     }

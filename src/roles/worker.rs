@@ -24,6 +24,7 @@ use crate::core::learning;
 use crate::core::lookout;
 use crate::core::random::Random;
 use crate::core::record::Record;
+use crate::core::report;
 use crate::core::time::Instant;
 use crate::host::{Fault, Host, Level};
 
@@ -273,6 +274,7 @@ impl<H: Host> Worker<H> {
             ejection: longest.ejection.max(pool.failure.max_ejection),
             slow_start: longest.slow_start.max(pool.slow_start),
         });
+        let readings = self.books.get_mut(name).map(|books| books.watch.take_readings()).unwrap_or_default();
         let mut members = 0;
         // The beats of others must be read, not remembered.
         let (buried, led) = self.transact(name, Read::Always, |book, record, _| {
@@ -290,6 +292,7 @@ impl<H: Host> Worker<H> {
             let events = led.map(|pool| {
                 health::oversee(record, pool, longest, now);
                 learning::pin(record);
+                report::tell_all(record, &readings);
                 lookout::look(record, now)
             });
             let agrees = book.agrees_on_waiting(record);

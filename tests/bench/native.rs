@@ -166,6 +166,10 @@ impl Host for Seam {
         None
     }
 
+    fn remove_header(&self, _: Map, _: &str) -> Result<(), Fault> {
+        unreachable!("a worker handles no headers")
+    }
+
     fn set_response_header(&self, _: &[u8], _: Option<&[u8]>) -> Result<(), Fault> {
         unreachable!("a worker handles no headers")
     }

@@ -61,7 +61,7 @@ impl Crew {
 
     fn settle(&mut self, worker: usize, stream: u32) {
         self.sync(worker);
-        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None };
+        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None, reading: None };
         let lease = self.books[worker].give(stream).unwrap();
         lease.settle(&mut self.record, end, at(2.0), &mut Random::new(1));
     }

@@ -34,7 +34,7 @@ impl Bench {
     fn settle(&mut self, outcome: Outcome, latency: Option<Duration>, whereabouts: Option<Whereabouts>) {
         self.lease.settle(
             &mut self.record,
-            Settlement { outcome, is_timed: true, latency, whereabouts },
+            Settlement { outcome, is_timed: true, latency, whereabouts, reading: None },
             at(10.0),
             &mut Random::new(1),
         );

@@ -324,6 +324,16 @@ impl<H: Host> Worker<H> {
         }
     }
 
+    /// A host's report of itself is none.
+    pub fn cannot_read_report(&mut self, pool_name: &str, what: &str) {
+        if let Some(books) = self.books.get_mut(pool_name) {
+            books.book.bad_reports += 1;
+        }
+        self.say("report", Level::Warn, || {
+            format!("pool {pool_name}: a host's load report could not be read: {what}; it counts as none")
+        });
+    }
+
     fn say_if_overruled(&mut self, pool_name: &str, stream: u32, now_at: Whereabouts) {
         let lease = self.books.get(pool_name).and_then(|books| books.book.lease(stream));
         // Where Envoy's cluster is followed, the next look says whether the host has gone.

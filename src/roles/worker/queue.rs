@@ -295,7 +295,7 @@ impl<H: Host> Worker<H> {
         }
         if self.host.enter(stream).is_err() {
             // Envoy ends a stream with a callback. Should it have forgotten one without, nothing runs, and nobody is to blame.
-            let end = Settlement { outcome: Outcome::Neutral, is_timed: false, latency: None, whereabouts: None };
+            let end = Settlement { outcome: Outcome::Neutral, is_timed: false, latency: None, whereabouts: None, reading: None };
             return self.settle(name, stream, end, || None);
         }
         if let Err(fault) = name_hosts(&self.host, &pool, &chosen) {

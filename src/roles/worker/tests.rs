@@ -47,7 +47,7 @@ impl Bench {
         self.worker.settle(
             &self.name,
             stream,
-            Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None },
+            Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None, reading: None },
             || None,
         );
     }
