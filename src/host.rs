@@ -85,6 +85,8 @@ pub trait Host: Clone + 'static {
     fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout: Duration) -> Result<u32, Fault>;
     /// The first so many bytes of the answer to a call, while it is being handled; `None` where it is empty, or refused.
     fn body(&self, size: usize) -> Option<Vec<u8>>;
+    /// The first so many bytes of the piece of the request's body that has come, while it is being handled; `None` where it is empty, or refused.
+    fn request_body(&self, size: usize) -> Option<Vec<u8>>;
     /// The id of a metric. To be asked for once and kept: Envoy makes a new one each time.
     fn metric(&self, kind: Metric, name: &str) -> Result<u32, Fault>;
     /// Raises a counter by so much, for all workers.

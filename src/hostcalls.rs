@@ -31,6 +31,7 @@ mod map {
 
 /// The ABI's buffers.
 mod buffers {
+    pub const REQUEST_BODY: u32 = 0;
     pub const CALL_BODY: u32 = 4;
     pub const PLUGIN_CONFIGURATION: u32 = 7;
 }
@@ -228,6 +229,10 @@ impl Host for Envoy {
 
     fn body(&self, size: usize) -> Option<Vec<u8>> {
         buffer(buffers::CALL_BODY, size).ok().flatten()
+    }
+
+    fn request_body(&self, size: usize) -> Option<Vec<u8>> {
+        buffer(buffers::REQUEST_BODY, size).ok().flatten()
     }
 
     fn metric(&self, kind: Metric, name: &str) -> Result<u32, Fault> {

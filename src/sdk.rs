@@ -11,6 +11,7 @@ use crate::config::Role;
 use crate::host::{Host, Level};
 use crate::hostcalls::Envoy;
 use crate::roles::balancer::{Flow, Plan, Stream};
+use crate::roles::classifier::{self, Course, Desk};
 use crate::roles::status;
 use crate::roles::worker::Worker;
 
@@ -23,18 +24,40 @@ const FIRST_TICK_WITHIN_MS: u64 = 10;
 thread_local! {
     /// What all instances of the filter in this VM share.
     static WORKER: Rc<RefCell<Worker<Envoy>>> = Rc::new(RefCell::new(Worker::new(Envoy)));
+
+    /// The requests that the classifiers in this VM hold.
+    static DESK: RefCell<Desk<Envoy>> = RefCell::new(Desk::new(Envoy));
 }
 
 fn worker() -> Rc<RefCell<Worker<Envoy>>> {
     WORKER.with(Rc::clone)
 }
 
-// The one symbol that the VM looks up by name; the macro exports it.
+/// Does something with the requests that are held; nothing where a callback is inside another one's, which Envoy does not do.
+fn at_desk<T>(act: impl FnOnce(&mut Desk<Envoy>) -> T) -> Option<T> {
+    DESK.with(|desk| desk.try_borrow_mut().ok().map(|mut desk| act(&mut desk)))
+}
+
+// The symbols that the VM looks up by name; the macro exports one of them.
 #[allow(unsafe_code)]
 mod entry {
+    use crate::roles::classifier::Course;
+
     proxy_wasm::main! {{
         proxy_wasm::set_root_context(|id| Box::new(super::Root { id, role: super::Running::Nothing }));
     }}
+
+    /// Envoy's `proxy_on_request_body`: `scripts/trim-exports` gives it that name, in the place of the SDK's, whose `Action` has no word for
+    /// `StopIterationAndWatermark`. And the balancer's streams need not be looked up to let a piece of a body pass.
+    #[unsafe(export_name = "plimsoll_on_request_body")]
+    extern "C" fn on_request_body(stream: u32, size: usize, ends: u32) -> u32 {
+        const CONTINUE: u32 = 0;
+        const STOP_ITERATION_AND_WATERMARK: u32 = 2;
+        match super::at_desk(|desk| desk.body(stream, size, ends != 0)) {
+            Some(Course::Held) => STOP_ITERATION_AND_WATERMARK,
+            Some(Course::GoesOn) | None => CONTINUE,
+        }
+    }
 }
 
 /// What a root runs.
@@ -43,6 +66,7 @@ enum Running {
     Nothing,
     Balancer(Rc<Plan>),
     Status,
+    Classifier(Rc<classifier::Plan>),
 }
 
 struct Root {
@@ -65,6 +89,9 @@ impl Drop for Root {
             && let Ok(mut worker) = worker().try_borrow_mut()
         {
             plan.end(&mut worker);
+        }
+        if let Running::Classifier(_) = &self.role {
+            at_desk(|desk| desk.root_ends(self.id));
         }
         Envoy.tick_each(Duration::ZERO);
     }
@@ -95,6 +122,10 @@ impl RootContext for Root {
                 self.role = Running::Status;
                 true
             }
+            Ok(Role::Classifier(config)) => {
+                self.role = Running::Classifier(Rc::new(classifier::Plan::new(self.id, &config)));
+                true
+            }
             Err(faults) => {
                 for line in faults.iter().take(MOST_FAULTS) {
                     Envoy.log(Level::Error, &format!("plimsoll: {line}"));
@@ -113,6 +144,9 @@ impl RootContext for Root {
             && let Ok(mut worker) = worker().try_borrow_mut()
         {
             plan.tick(&mut worker);
+        }
+        if let Running::Classifier(_) = &self.role {
+            at_desk(|desk| desk.tick(self.id));
         }
     }
 
@@ -133,6 +167,7 @@ impl RootContext for Root {
             Running::Nothing => Box::new(Passing),
             Running::Balancer(plan) => Box::new(Balancing(Stream::new(Envoy, worker(), plan.clone(), id))),
             Running::Status => Box::new(Showing),
+            Running::Classifier(plan) => Box::new(Classifying { plan: plan.clone(), id }),
         })
     }
 }
@@ -187,5 +222,34 @@ impl HttpContext for Showing {
             Ok(()) => Action::Pause,
             Err(_) => Action::Continue,
         }
+    }
+}
+
+/// A request of the classifier's. The pieces of its body come another way: see [`entry`].
+struct Classifying {
+    plan: Rc<classifier::Plan>,
+    id: u32,
+}
+
+impl Context for Classifying {}
+
+/// Envoy deletes the stream.
+impl Drop for Classifying {
+    fn drop(&mut self) {
+        at_desk(|desk| desk.done(self.id));
+    }
+}
+
+impl HttpContext for Classifying {
+    fn on_http_request_headers(&mut self, _: usize, ends: bool) -> Action {
+        match at_desk(|desk| desk.headers(&self.plan, self.id, ends)) {
+            Some(Course::Held) => Action::Pause,
+            Some(Course::GoesOn) | None => Action::Continue,
+        }
+    }
+
+    fn on_http_request_trailers(&mut self, _: usize) -> Action {
+        at_desk(|desk| desk.trailers(self.id));
+        Action::Continue
     }
 }

@@ -1,6 +1,7 @@
 //! The configuration, in two stages: [`json`] holds what the user wrote, [`reader`] takes it apart and names every fault, and the types here
 //! are what the program runs on: a value of them is valid by construction.
 
+mod classify;
 mod health;
 mod hosts;
 mod json;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+pub use classify::{Classify, Pointer};
 pub use health::{Breaker, Failure, Probe, Statuses};
 pub use hosts::{Discovery, Entry, Host, MOST_HOSTS, WEIGHTS, is_a_hosts};
 pub use policy::{Policy, Session, Weights};
@@ -36,6 +38,8 @@ pub enum Role {
     Balancer(Balancer),
     /// Answers the status paths.
     Status,
+    /// Reads fields of request bodies.
+    Classifier(Classify),
 }
 
 /// The balancer's configuration.
@@ -98,8 +102,9 @@ impl Role {
             return Some(Role::Status);
         }
         if fields.has("classify") {
-            fields.later("classify");
-            return None;
+            let classify = fields.optional("classify", Classify::read);
+            fields.finish();
+            return classify.map(Role::Classifier);
         }
         Balancer::read(fields).map(Role::Balancer)
     }

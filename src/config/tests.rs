@@ -123,6 +123,7 @@ fn the_readme_lists_every_key_with_its_default_and_what_is_allowed() {
         "telemetry": {"scrape": {"preset": "vllm"}}}}, "alerts": {"cluster": "alertmanager"}}"#;
     let faults = Faults::default();
     Role::read(everything.as_bytes(), &faults).unwrap();
+    Role::read(br#"{"classify": {"session": ["/user"]}}"#, &faults).unwrap();
     let row = |(path, (default, allowed)): (String, (String, String))| {
         format!("| `{}` | `{default}` | {allowed} |", path.replace("pools.P.", "").replace("[0]", "[]"))
     };

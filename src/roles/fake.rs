@@ -30,6 +30,10 @@ pub enum Call {
     Resume,
     /// [`Host::register_bell`] and [`Host::ring`].
     Bell,
+    /// [`Host::request_body`].
+    Body,
+    /// [`Host::set_filter_state`].
+    State,
 }
 
 /// A request of the module's own.
@@ -54,6 +58,8 @@ pub struct Streamed {
     pub properties: BTreeMap<&'static str, Vec<u8>>,
     /// The response's headers and trailers, and the headers of the answer to a call.
     pub maps: BTreeMap<(u8, String), Vec<u8>>,
+    /// The piece of the request's body that has come.
+    pub upload: Vec<u8>,
     /// The filter state that was set.
     pub filter_state: BTreeMap<String, String>,
     /// Its root; 0: it is one itself.
@@ -84,7 +90,7 @@ struct Vm {
     bell: Cell<Option<u32>>,
     stored: RefCell<Vec<u8>>,
     streams: RefCell<BTreeMap<u32, Streamed>>,
-    refusals: [Cell<u32>; 7],
+    refusals: [Cell<u32>; 9],
     refused: Cell<u64>,
     meanwhile: RefCell<VecDeque<Deed>>,
     log: RefCell<Vec<String>>,
@@ -295,6 +301,7 @@ impl Host for Fake {
     }
 
     fn set_filter_state(&self, name: &str, value: &[u8]) -> Result<(), Fault> {
+        self.check(Call::State)?;
         let mut streams = self.vm.streams.borrow_mut();
         let state = &mut streams.get_mut(&self.vm.current.get()).ok_or(Fault(2))?.filter_state;
         state.insert(name.to_owned(), String::from_utf8(value.to_vec()).unwrap());
@@ -312,6 +319,13 @@ impl Host for Fake {
 
     fn body(&self, size: usize) -> Option<Vec<u8>> {
         self.vm.body.borrow().get(..size).filter(|body| !body.is_empty()).map(<[u8]>::to_vec)
+    }
+
+    fn request_body(&self, size: usize) -> Option<Vec<u8>> {
+        self.check(Call::Body).ok()?;
+        let streams = self.vm.streams.borrow();
+        let upload = &streams.get(&self.vm.current.get())?.upload;
+        upload.get(..size).filter(|piece| !piece.is_empty()).map(<[u8]>::to_vec)
     }
 
     fn metric(&self, _: Metric, name: &str) -> Result<u32, Fault> {

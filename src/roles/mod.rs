@@ -1,6 +1,7 @@
 //! What the filter does in each of its roles: callbacks become events of the core, decisions become hostcalls. No policy here.
 
 pub mod balancer;
+pub mod classifier;
 mod client;
 mod explain;
 mod fleet;

@@ -182,6 +182,10 @@ impl Host for Seam {
         unreachable!("there are no probes and no alerts here")
     }
 
+    fn request_body(&self, _: usize) -> Option<Vec<u8>> {
+        None
+    }
+
     fn metric(&self, _: Metric, _: &str) -> Result<u32, Fault> {
         Ok(0)
     }

@@ -12,6 +12,7 @@ mod breaker;
 mod busy;
 mod choose;
 mod churn;
+mod classifier;
 mod clients;
 mod configuration;
 mod discovery;
