@@ -134,6 +134,14 @@ impl Figures {
         self.notes.push(format!("{}: {}", self.scenario, text.into()));
     }
 
+    /// As [`Figures::note`], unless it has been said.
+    pub fn note_once(&mut self, text: impl Into<String>) {
+        let text = format!("{}: {}", self.scenario, text.into());
+        if !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
+    }
+
     pub fn add(&mut self, mut figure: Figure) {
         figure.name = format!("{}.{}", self.scenario, figure.name);
         self.all.push(figure);

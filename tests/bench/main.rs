@@ -18,6 +18,7 @@
 )]
 
 mod attempts;
+mod choice;
 mod clients;
 mod contention;
 mod cores;
@@ -29,6 +30,7 @@ mod latency;
 mod measured;
 mod modules;
 mod native;
+mod options;
 mod overhead;
 mod queue;
 mod rounds;
@@ -39,6 +41,7 @@ mod two_workers;
 use std::process::ExitCode;
 
 use figures::Figures;
+use options::Options;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +63,7 @@ impl Effort {
 }
 
 /// The comparisons by name, with what each is about, and whether it runs unasked.
-const SCENARIOS: [(&str, &str, bool); 6] = [
+const SCENARIOS: [(&str, &str, bool); 7] = [
     ("overhead", "what a choice costs: CPU time, throughput, latency, lost transactions", true),
     ("scale", "what a choice costs with 1,024 hosts: CPU time, memory, bytes", true),
     ("contention", "what workers take from each other at one record: native threads, no Envoy", true),
@@ -70,26 +73,53 @@ const SCENARIOS: [(&str, &str, bool); 6] = [
         "what it is worth that jobs wait in front of the GPUs: latency, idle GPUs; beside Envoy, nginx, HAProxy, the ideal",
         true,
     ),
+    (
+        "choice",
+        "what it is worth to learn how much work jobs are and how fast hosts: latency on cards that are equal and on such that are not",
+        true,
+    ),
     ("attempts", "what a second Wasm filter would cost that sees each attempt: CPU time", false),
 ];
 
-async fn run(scenario: &str, effort: Effort, options: &queue::Options, figures: &mut Figures) {
+async fn run(scenario: &str, effort: Effort, options: &Options, figures: &mut Figures) {
     match scenario {
         "overhead" => overhead::run(effort, figures).await,
         "scale" => scale::run(effort, figures).await,
         "contention" => contention::run(effort, figures),
         "discovery" => discovery::run(effort, figures).await,
         "queue" => queue::run(effort, options, figures).await,
+        "choice" => choice::run(effort, options, figures).await,
         "attempts" => attempts::run(effort, figures).await,
         _ => unreachable!("names are checked against the list"),
     }
+}
+
+/// Refuses keys that none of the comparisons named knows.
+fn check(names: &[String], options: &Options) -> Result<(), String> {
+    let systems = names.iter().flat_map(|name| match name.as_str() {
+        "queue" => queue::keys(),
+        "choice" => choice::keys(),
+        _ => Vec::new(),
+    });
+    let [fleets, loads, parts] = choice::words();
+    for (option, keys, known) in [
+        ("--only", &options.only, systems.collect()),
+        ("--fleet", &options.fleet, fleets),
+        ("--load", &options.load, loads),
+        ("--part", &options.part, parts),
+    ] {
+        if let Some(key) = Options::unknown(keys.as_deref(), &known) {
+            return Err(format!("{option} {key}: there are {}", known.join(", ")));
+        }
+    }
+    Ok(())
 }
 
 /// One thread for the clients and the hosts, so that on two cores the Envoy that is measured has the other one.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let mut effort = Effort::Full;
-    let mut options = queue::Options::default();
+    let mut options = Options::default();
     let mut names = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -97,13 +127,13 @@ async fn main() -> ExitCode {
             "--quick" => effort = Effort::Quick,
             "--list" => {
                 SCENARIOS.iter().for_each(|(name, about, _)| println!("{name:12} {about}"));
-                println!("\n{}", queue::Options::HELP);
+                println!("\n{}", Options::HELP);
                 return ExitCode::SUCCESS;
             }
             name if SCENARIOS.iter().any(|(known, ..)| *known == name) => names.push(argument),
             option if option.starts_with("--") => {
                 if !options.take(option, arguments.next().as_deref()) {
-                    eprintln!("bench: {option}: no such option, or not with this value; {}", queue::Options::HELP);
+                    eprintln!("bench: {option}: no such option, or not with this value; {}", Options::HELP);
                     return ExitCode::from(2);
                 }
             }
@@ -115,6 +145,10 @@ async fn main() -> ExitCode {
     }
     if names.is_empty() {
         names.extend(SCENARIOS.iter().filter(|(.., unasked)| *unasked).map(|(name, ..)| (*name).to_owned()));
+    }
+    if let Err(line) = check(&names, &options) {
+        eprintln!("bench: {line}");
+        return ExitCode::from(2);
     }
     let mut figures = Figures::new(effort);
     let cores = cores::Cores::divide();

@@ -19,29 +19,32 @@
 //! is free. By simulation a gap of 1.5 ms raises the ideal's P99 there by 20 % if a second becomes 25 ms, by 10 % with 50 ms (6
 //! to 13, as the arrivals have it), and by 4 % with 100 ms, which is what a run of less than half an hour has time for.
 
-mod alarm;
-mod cards;
-mod clients;
-mod systems;
-mod table;
+pub mod alarm;
+pub mod cards;
+pub mod clients;
+mod report;
+pub mod systems;
+pub mod table;
+pub mod turn;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use support::Times;
-use support::trace::{Account, Arrival, Ran, one_queue, poisson};
+use support::trace::{Arrival, Ran, one_queue, poisson};
 
 use crate::Effort;
 use crate::figures::Figures;
+use crate::options::{Options, chosen};
 use crate::rounds::progress;
 use alarm::Alarm;
-use cards::{Cards, Seen};
-use systems::{Kind, System};
+use cards::Cards;
+use systems::{Compared, Kind};
 use table::Table;
+use turn::Turn;
 
 const CARDS: usize = 8;
 
 /// Parts of the jobs, and how many seconds a card runs each.
-const MIX: [(f64, f64); 3] = [(0.70, 0.8), (0.25, 4.0), (0.05, 6.0)];
+pub const MIX: [(f64, f64); 3] = [(0.70, 0.8), (0.25, 4.0), (0.05, 6.0)];
 
 const LOADS: [f64; 2] = [0.85, 0.95];
 
@@ -50,46 +53,6 @@ const WARM_UP: (usize, usize, Duration) = (400, 64, Duration::from_millis(1));
 
 /// Lone jobs before each turn, which are what the hop is measured with, and how long a card runs each.
 const HOPS: (usize, Duration) = (24, Duration::from_millis(4));
-
-/// What may be said on the command line.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    second_ms: Option<f64>,
-    rounds: Option<usize>,
-    jobs: Option<usize>,
-    seed: Option<u64>,
-    only: Option<String>,
-}
-
-impl Options {
-    pub const HELP: &str =
-        "queue: --second-ms MS (what a second of a job becomes) --rounds N --jobs N (in a round) --seed N --only KEY,…";
-
-    /// Takes an option and its value; false if there is no such option, or its value is none.
-    pub fn take(&mut self, option: &str, value: Option<&str>) -> bool {
-        let Some(value) = value else { return false };
-        match option {
-            "--second-ms" => self.second_ms = value.parse().ok().filter(|ms| (0.1..=1000.0).contains(ms)),
-            "--rounds" => self.rounds = value.parse().ok().filter(|rounds| *rounds > 0),
-            "--jobs" => self.jobs = value.parse().ok().filter(|jobs| *jobs > 0),
-            "--seed" => self.seed = value.parse().ok(),
-            "--only" => self.only = Some(value.to_owned()),
-            _ => return false,
-        }
-        match option {
-            "--second-ms" => self.second_ms.is_some(),
-            "--rounds" => self.rounds.is_some(),
-            "--jobs" => self.jobs.is_some(),
-            "--seed" => self.seed.is_some(),
-            _ => self.kinds().is_some(),
-        }
-    }
-
-    fn kinds(&self) -> Option<Vec<Kind>> {
-        let Some(only) = &self.only else { return Some(Kind::ALL.to_vec()) };
-        only.split(',').map(|key| Kind::ALL.into_iter().find(|kind| kind.key() == key)).collect()
-    }
-}
 
 /// How much is measured, and at which scale.
 #[derive(Clone, Copy, Debug)]
@@ -116,92 +79,35 @@ impl Plan {
     fn records(&self, load: f64) -> Vec<Vec<Arrival>> {
         let mix = MIX.map(|(part, seconds)| (part, self.second.mul_f64(seconds)));
         let seed = |round: usize| self.seed * 10_000 + (load * 100.0) as u64 * 100 + round as u64;
-        (0..self.rounds).map(|round| poisson(&mix, load, CARDS, self.jobs, seed(round))).collect()
+        (0..self.rounds).map(|round| poisson(&mix, load, CARDS as f64, self.jobs, seed(round))).collect()
     }
 }
 
-/// What one system showed in one round at one load; or what the ideal would.
-#[derive(Clone, Debug, Default)]
-struct Turn {
-    /// Of the jobs that were served.
-    latencies: Vec<Duration>,
-    account: Account,
-    /// Jobs that were refused, cut off, never answered, or that ran twice.
-    errors: usize,
-    /// What a lone job takes longer than on the card.
-    hops: Vec<Duration>,
-    /// How much later than they were due this program sent the jobs.
-    sent_late: Vec<Duration>,
-    /// How much longer than they should the cards of this program ran them.
-    ran_over: Vec<Duration>,
-    /// Of the system, for all jobs.
-    cpu: Duration,
-    /// Of this program: clients and cards.
-    own_cpu: Duration,
-    /// In which others had a core that the system or this program wanted.
-    disturbed: Duration,
-    took: Duration,
-}
-
-impl Turn {
-    /// What the ideal makes of the record, if each job is answered so much later than it ends, and a card that was waited for
-    /// pauses.
-    fn ideal(record: &[Arrival], hop: Duration, pause: Duration) -> Self {
-        let jobs = one_queue(record, CARDS, pause);
-        let latencies = jobs.iter().map(|job| job.ended - job.arrived + hop).collect();
-        Self { latencies, account: Account::of(&jobs, CARDS), ..Self::default() }
-    }
-
-    async fn take(system: &mut System, record: &[Arrival], cards: &Cards, alarm: &Alarm) -> Self {
-        let hops = system.clients.hops(HOPS.0, HOPS.1).await;
-        let (front, own, began) = (system.front.times(), Times::own(), Instant::now());
-        let asked = system.clients.run(record, cards, alarm).await;
-        let (took, front_now, own_now) = (began.elapsed(), system.front.times(), Times::own());
-        let log = cards.end();
-        let mut turn = Self {
-            hops,
-            errors: log.again,
-            took,
-            cpu: front_now.ran - front.ran,
-            own_cpu: own_now.ran - own.ran,
-            disturbed: (front_now.waited - front.waited) + (own_now.waited - own.waited),
-            ..Self::default()
-        };
-        let mut jobs = Vec::with_capacity(record.len());
-        for asked in asked {
-            let Arrival { at: due, length } = record[asked.number];
-            turn.sent_late.push(asked.sent.saturating_sub(due));
-            match log.jobs[asked.number].filter(|_| asked.well) {
-                Some(seen) => {
-                    turn.latencies.push(asked.answered - due);
-                    let Seen { card, reached, started, ended } = seen;
-                    turn.ran_over.push((ended - started).saturating_sub(length));
-                    // What the system had not yet been sent, it could not give to a card.
-                    jobs.push(Ran { arrived: asked.sent, reached, started, ended, card });
-                }
-                None => turn.errors += 1,
-            }
-        }
-        turn.account = Account::of(&jobs, CARDS);
-        turn
-    }
+/// What the ideal makes of the record, if each job is answered so much later than it ends, and a card that was waited for pauses.
+fn ideal(record: &[Arrival], hop: Duration, pause: Duration) -> Turn {
+    Turn::simulated(&one_queue(record, &[1.0; CARDS], pause), CARDS, hop)
 }
 
 /// What one system showed at one load, round by round.
-struct Shown {
+pub struct Shown {
     kind: Kind,
     turns: Vec<Turn>,
+}
+
+/// Of the systems.
+pub fn keys() -> Vec<&'static str> {
+    Kind::ALL.map(Kind::key).to_vec()
 }
 
 /// Lets all take their turns.
 pub async fn run(effort: Effort, options: &Options, figures: &mut Figures) {
     let plan = Plan::new(effort, options);
     let alarm = Alarm::start();
-    let cards = Cards::start(CARDS, &alarm).await;
-    let kinds = options.kinds().expect("checked with the command line");
+    let cards = Cards::start(&[1.0; CARDS], false, &alarm).await;
+    let kinds = chosen(&Kind::ALL, Kind::key, options.only.as_deref());
     let records = LOADS.map(|load| plan.records(load));
     note(&plan, &records, figures);
-    let mut systems = systems::start(&kinds, &cards.addresses, figures).await;
+    let mut systems = systems::start(&kinds, &cards.addresses, &[], figures).await;
     for system in &mut systems {
         progress(format_args!("warming up: {}", system.kind.name()));
         system.clients.warm_up(WARM_UP.0, WARM_UP.1, WARM_UP.2).await;
@@ -211,12 +117,13 @@ pub async fn run(effort: Effort, options: &Options, figures: &mut Figures) {
     for round in 0..plan.rounds {
         for ((load, records), shown) in LOADS.iter().zip(&records).zip(&mut shown) {
             let record = &records[round];
-            let ideal = table::quantile(&Turn::ideal(record, Duration::ZERO, Duration::ZERO).latencies, 0.99);
+            let ideal = table::quantile(&ideal(record, Duration::ZERO, Duration::ZERO).latencies, 0.99);
             for place in 0..systems.len() {
                 // Each round another one begins.
                 let index = (place + round * 3) % systems.len();
                 let system = &mut systems[index];
-                let turn = Turn::take(system, record, &cards, &alarm).await;
+                let hops = system.clients.hops(HOPS.0, HOPS.1).await;
+                let turn = Turn { hops, ..Turn::take(system, record, &cards, &alarm).await };
                 progress(format_args!(""));
                 let p99 = table::quantile(&turn.latencies, 0.99);
                 eprintln!(
@@ -267,7 +174,7 @@ fn note(plan: &Plan, records: &[Vec<Vec<Arrival>>; 2], figures: &mut Figures) {
         .iter()
         .zip(records)
         .map(|(load, records)| {
-            let jobs: Vec<Ran> = records.iter().flat_map(|record| one_queue(record, CARDS, Duration::ZERO)).collect();
+            let jobs: Vec<Ran> = records.iter().flat_map(|record| one_queue(record, &[1.0; CARDS], Duration::ZERO)).collect();
             let waited = jobs.iter().filter(|job| job.started > job.arrived).count();
             format!("{:.0} % at {load}", waited as f64 * 100.0 / jobs.len() as f64)
         })

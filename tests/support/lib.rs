@@ -17,10 +17,12 @@
 
 pub mod admin;
 pub mod alerts;
+pub mod bursts;
 pub mod envoy;
 pub mod gpu;
 pub mod load;
 pub mod peers;
+pub mod plot;
 pub mod trace;
 pub mod wall;
 

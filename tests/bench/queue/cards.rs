@@ -1,7 +1,7 @@
 //! Simulated GPUs that run one job at a time and keep the times of each, and cost next to nothing. (The simulated hosts of the
 //! end-to-end tests count whole milliseconds.)
 //!
-//! A job says in its query how long it runs. One that reaches a busy card waits inside it, first in, first out. A card is busy
+//! A job says in its query how long it runs on a card of speed 1. One that reaches a busy card waits inside it, first in, first out. A card is busy
 //! until it has answered: where this program wakes late, a job runs longer, whoever handed it over.
 
 use std::net::SocketAddr;
@@ -12,8 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::alarm::Alarm;
-
-const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+use super::report::Meter;
 
 /// What a card saw of a job; times are from the start of the run.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +36,7 @@ pub struct Log {
 #[derive(Clone)]
 pub struct Cards {
     pub addresses: Vec<SocketAddr>,
+    pub speeds: Vec<f64>,
     books: Arc<Mutex<Books>>,
 }
 
@@ -46,21 +46,22 @@ struct Books {
 }
 
 impl Cards {
-    /// They end with the process.
-    pub async fn start(cards: usize, alarm: &Alarm) -> Self {
+    /// One of each speed; with reports of their load, if so. They end with the process.
+    pub async fn start(speeds: &[f64], reports: bool, alarm: &Alarm) -> Self {
         let books = Arc::new(Mutex::new(Books { start: Instant::now(), log: Log::default() }));
         let mut addresses = Vec::new();
-        for number in 0..cards {
+        for (number, speed) in speeds.iter().copied().enumerate() {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
             addresses.push(listener.local_addr().expect("a bound socket"));
-            let card = Card { number, runs: Arc::default(), books: books.clone(), alarm: alarm.clone() };
+            let meter = reports.then(Arc::default);
+            let card = Card { number, speed, runs: Arc::default(), meter, books: books.clone(), alarm: alarm.clone() };
             tokio::spawn(async move {
                 while let Ok((stream, _)) = listener.accept().await {
                     tokio::spawn(card.clone().serve(stream));
                 }
             });
         }
-        Self { addresses, books }
+        Self { addresses, speeds: speeds.to_vec(), books }
     }
 
     /// A run of so many jobs starts then.
@@ -77,8 +78,10 @@ impl Cards {
 #[derive(Clone)]
 struct Card {
     number: usize,
+    speed: f64,
     /// Held by the job that runs; the others wait for it in their order.
     runs: Arc<tokio::sync::Mutex<()>>,
+    meter: Option<Arc<Mutex<Meter>>>,
     books: Arc<Mutex<Books>>,
     alarm: Alarm,
 }
@@ -88,32 +91,62 @@ impl Card {
         let _ = stream.set_nodelay(true);
         let mut request = Vec::with_capacity(2048);
         while stream.read_buf(&mut request).await.is_ok_and(|read| read > 0) {
-            if !request.ends_with(b"\r\n\r\n{}") {
+            let answer = if request.starts_with(b"GET ") && request.ends_with(b"\r\n\r\n") {
+                self.page()
+            } else if request.ends_with(b"\r\n\r\n{}") {
+                let job = number(&request, "job").map(|job| job as usize);
+                let length = Duration::from_nanos(number(&request, "ns").expect("a job says how long it runs"));
+                self.run(job, length.div_f64(self.speed)).await
+            } else {
                 continue;
-            }
-            let job = number(&request, "job").map(|job| job as usize);
-            let length = Duration::from_nanos(number(&request, "ns").expect("a job says how long it runs"));
+            };
             request.clear();
-            self.run(job, length).await;
-            if stream.write_all(ANSWER).await.is_err() {
+            if stream.write_all(answer.as_bytes()).await.is_err() {
                 return;
             }
         }
     }
 
-    async fn run(&self, job: Option<usize>, length: Duration) {
+    /// What is on the metrics page, which only a card with reports has.
+    fn page(&self) -> String {
+        let Some(meter) = &self.meter else { return "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned() };
+        let page = meter.lock().expect("nobody panics with it").page();
+        format!("HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {}\r\n\r\n{page}", page.len())
+    }
+
+    /// Gives the answer.
+    async fn run(&self, job: Option<usize>, length: Duration) -> String {
         let reached = Instant::now();
-        let _running = self.runs.lock().await;
+        self.note(|meter| meter.reached());
+        let running = self.runs.lock().await;
         let started = Instant::now();
+        self.note(|meter| meter.started());
         self.alarm.at(started + length).await;
         let ended = Instant::now();
-        let mut books = self.books.lock().expect("nobody panics with them");
-        let start = books.start;
-        let Some(seen) = job.and_then(|job| books.log.jobs.get_mut(job)) else { return };
+        let report = self.note(|meter| {
+            meter.ended(started, ended);
+            meter.report(ended)
+        });
+        drop(running);
+        self.books.lock().expect("nobody panics with them").write(self.number, job, [reached, started, ended]);
+        format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{}content-length: 2\r\n\r\n{{}}",
+            report.unwrap_or_default()
+        )
+    }
+
+    fn note<T>(&self, what: impl FnOnce(&mut Meter) -> T) -> Option<T> {
+        Some(what(&mut self.meter.as_ref()?.lock().expect("nobody panics with it")))
+    }
+}
+
+impl Books {
+    fn write(&mut self, card: usize, job: Option<usize>, times: [Instant; 3]) {
+        let Some(seen) = job.and_then(|job| self.log.jobs.get_mut(job)) else { return };
         let again = seen.is_some();
-        let [reached, started, ended] = [reached, started, ended].map(|time| time.saturating_duration_since(start));
-        *seen = Some(Seen { card: self.number, reached, started, ended });
-        books.log.again += usize::from(again);
+        let [reached, started, ended] = times.map(|time| time.saturating_duration_since(self.start));
+        *seen = Some(Seen { card, reached, started, ended });
+        self.log.again += usize::from(again);
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use support::trace::Arrival;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -34,6 +36,14 @@ pub struct Asked {
 
 /// Clients of one system.
 pub struct Clients {
+    /// Of each of its processes.
+    doors: Vec<Door>,
+    /// What the header `x-job-class` says of each class; none: the jobs have no such header.
+    classes: &'static [&'static str],
+}
+
+/// Where a job may enter a system.
+struct Door {
     address: SocketAddr,
     idle: VecDeque<Connection>,
 }
@@ -51,11 +61,12 @@ impl Connection {
     }
 
     /// Sends a job and waits for the whole answer of a card, which is this.
-    async fn ask(mut self, job: &str, length: Duration) -> Option<Self> {
+    async fn ask(mut self, job: &str, length: Duration, class: Option<&str>) -> Option<Self> {
         let nanos = length.as_nanos();
+        let class = class.map(|class| format!("x-job-class: {class}\r\n")).unwrap_or_default();
         let request = format!(
             "POST /prompt?job={job}&ns={nanos} HTTP/1.1\r\nhost: gpu.example\r\nuser-agent: bench/1\r\naccept: */*\r\n\
-            content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}"
+            {class}content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}"
         );
         self.stream.write_all(request.as_bytes()).await.ok()?;
         self.response.clear();
@@ -72,12 +83,17 @@ impl Connection {
 }
 
 impl Clients {
-    pub async fn open(address: SocketAddr) -> Self {
-        let mut idle = VecDeque::new();
-        for _ in 0..CONNECTIONS {
-            idle.push_back(Connection::open(address).await.expect("the system listens"));
+    /// Opens connections to each of these, over which the jobs are spread at random.
+    pub async fn open(addresses: &[SocketAddr], classes: &'static [&'static str]) -> Self {
+        let mut doors = Vec::new();
+        for address in addresses.iter().copied() {
+            let mut idle = VecDeque::new();
+            for _ in 0..CONNECTIONS {
+                idle.push_back(Connection::open(address).await.expect("the system listens"));
+            }
+            doors.push(Door { address, idle });
         }
-        Self { address, idle }
+        Self { doors, classes }
     }
 
     /// Sends so many short jobs, some at a time, that connections are open and code is hot.
@@ -88,10 +104,10 @@ impl Clients {
             left -= now;
             let mut running = JoinSet::new();
             for _ in 0..now {
-                running.spawn(self.take().ask("-", length));
+                running.spawn(self.take().ask("-", length, None));
             }
             while let Some(done) = running.join_next().await {
-                self.idle.push_back(done.expect("a client panicked").expect("a job of the warm-up is served"));
+                self.doors[0].idle.push_back(done.expect("a client panicked").expect("a job of the warm-up is served"));
             }
         }
     }
@@ -102,9 +118,9 @@ impl Clients {
         for _ in 0..jobs {
             let connection = self.take();
             let sent = Instant::now();
-            let connection = connection.ask("-", length).await.expect("a lone job is served");
+            let connection = connection.ask("-", length, None).await.expect("a lone job is served");
             hops.push(sent.elapsed().saturating_sub(length));
-            self.idle.push_back(connection);
+            self.doors[0].idle.push_back(connection);
         }
         hops
     }
@@ -114,13 +130,16 @@ impl Clients {
         let start = Instant::now() + LEAD;
         cards.begin(arrivals.len(), start);
         let mut all = Vec::with_capacity(arrivals.len());
-        let mut running: JoinSet<(Asked, Option<Connection>)> = JoinSet::new();
-        for (number, Arrival { at, length }) in arrivals.iter().copied().enumerate() {
+        let mut running: JoinSet<(Asked, usize, Option<Connection>)> = JoinSet::new();
+        let mut random = StdRng::seed_from_u64(arrivals.len() as u64);
+        for (number, Arrival { at, length, class }) in arrivals.iter().copied().enumerate() {
             alarm.at(start + at).await;
             while let Some(done) = running.try_join_next() {
                 all.push(self.take_back(done.expect("a client panicked")));
             }
-            let (address, connection) = (self.address, self.idle.pop_front());
+            let which = random.random_range(0..self.doors.len());
+            let door = &mut self.doors[which];
+            let (address, connection, class) = (door.address, door.idle.pop_front(), self.classes.get(class).copied());
             running.spawn(async move {
                 let sent = start.elapsed();
                 let asking = async {
@@ -128,10 +147,10 @@ impl Clients {
                         Some(connection) => connection,
                         None => Connection::open(address).await?,
                     };
-                    connection.ask(&number.to_string(), length).await
+                    connection.ask(&number.to_string(), length, class).await
                 };
                 let connection = tokio::time::timeout(PATIENCE, asking).await.ok().flatten();
-                (Asked { number, sent, answered: start.elapsed(), well: connection.is_some() }, connection)
+                (Asked { number, sent, answered: start.elapsed(), well: connection.is_some() }, which, connection)
             });
         }
         while let Some(done) = running.join_next().await {
@@ -140,12 +159,13 @@ impl Clients {
         all
     }
 
+    /// Lone jobs and those of a warm-up are asked of the first.
     fn take(&mut self) -> Connection {
-        self.idle.pop_front().expect("the warm-up asks less at a time than there are connections")
+        self.doors[0].idle.pop_front().expect("the warm-up asks less at a time than there are connections")
     }
 
-    fn take_back(&mut self, (asked, connection): (Asked, Option<Connection>)) -> Asked {
-        self.idle.extend(connection);
+    fn take_back(&mut self, (asked, door, connection): (Asked, usize, Option<Connection>)) -> Asked {
+        self.doors[door].idle.extend(connection);
         asked
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::json;
 use support::peers::Peer;
-use support::{RunningEnvoy, Target, Times};
+use support::{Envoy, RunningEnvoy, Target, Times};
 
 use super::clients::Clients;
 use crate::figures::Figures;
@@ -35,9 +35,10 @@ impl Kind {
         Self::Haproxy,
         Self::HaproxyQueue,
     ];
+}
 
-    /// For the table.
-    pub fn name(self) -> &'static str {
+impl Compared for Kind {
+    fn name(self) -> &'static str {
         match self {
             Self::Ours => "ours, queue",
             Self::WithoutQueue => "ours, no queue",
@@ -50,8 +51,7 @@ impl Kind {
         }
     }
 
-    /// For the names of figures, and for `--only`.
-    pub fn key(self) -> &'static str {
+    fn key(self) -> &'static str {
         match self {
             Self::Ours => "ours",
             Self::WithoutQueue => "ours_without_queue",
@@ -77,12 +77,12 @@ impl Kind {
         }
     }
 
-    async fn start(self, hosts: &[SocketAddr], beside: Option<&RunningEnvoy>) -> Result<Front, String> {
+    async fn start(self, hosts: &[SocketAddr], beside: Option<&RunningEnvoy>) -> Result<Vec<Front>, String> {
         let ours = |keys| Chooser::Ours.envoy(hosts).keys(json!({"pools": {"gpu": keys}}));
         let envoy = match self {
-            Self::Nginx => return Peer::nginx(hosts).await.map(Front::Peer),
-            Self::Haproxy => return Peer::haproxy(hosts, None).await.map(Front::Peer),
-            Self::HaproxyQueue => return Peer::haproxy(hosts, Some(1)).await.map(Front::Peer),
+            Self::Nginx => return Front::peer(Peer::nginx(hosts).await),
+            Self::Haproxy => return Front::peer(Peer::haproxy(hosts, None).await),
+            Self::HaproxyQueue => return Front::peer(Peer::haproxy(hosts, Some(1)).await),
             Self::Ours => {
                 ours(json!({"max_in_flight": 1, "alternates": 0, "queue": {"max_length": 100_000, "timeout_ms": 600_000}}))
             }
@@ -91,13 +91,26 @@ impl Kind {
             Self::TwoChoices => Chooser::TwoChoices.envoy(hosts),
             Self::FullScan => Chooser::FullScan.envoy(hosts),
         };
-        let envoy = envoy.workers(2);
-        let envoy = match beside {
-            Some(other) => envoy.start_beside(other).await,
-            None => envoy.start().await,
-        };
-        Ok(Front::Envoy(Box::new(envoy)))
+        Ok(vec![Front::envoy(envoy, beside).await])
     }
+}
+
+/// What can be compared.
+pub trait Compared: Copy {
+    /// For the table.
+    fn name(self) -> &'static str;
+
+    /// For the names of figures, and for `--only`.
+    fn key(self) -> &'static str;
+
+    /// For those who want to know exactly.
+    fn about(self) -> &'static str;
+
+    /// Starts what stands in front of these: one process, or several that share the jobs at random.
+    ///
+    /// # Errors
+    /// It is not here, or it cannot do this; the text says why.
+    async fn start(self, hosts: &[SocketAddr], beside: Option<&RunningEnvoy>) -> Result<Vec<Front>, String>;
 }
 
 /// The process in front of the cards.
@@ -107,6 +120,27 @@ pub enum Front {
 }
 
 impl Front {
+    /// Two workers. Beside another one, if that runs already.
+    pub async fn envoy(envoy: Envoy, beside: Option<&RunningEnvoy>) -> Self {
+        let envoy = envoy.workers(2);
+        Self::Envoy(Box::new(match beside {
+            Some(other) => envoy.start_beside(other).await,
+            None => envoy.start().await,
+        }))
+    }
+
+    /// Alone in front of the cards, if it is here.
+    pub fn peer(peer: Result<Peer, String>) -> Result<Vec<Self>, String> {
+        peer.map(|peer| vec![Self::Peer(peer)])
+    }
+
+    pub fn as_envoy(&self) -> Option<&RunningEnvoy> {
+        match self {
+            Self::Envoy(envoy) => Some(envoy),
+            Self::Peer(_) => None,
+        }
+    }
+
     fn address(&self) -> SocketAddr {
         match self {
             Self::Envoy(envoy) => envoy.address(),
@@ -115,7 +149,7 @@ impl Front {
     }
 
     /// What the scheduler says of it so far.
-    pub fn times(&self) -> Times {
+    fn times(&self) -> Times {
         match self {
             Self::Envoy(envoy) => envoy.times(),
             Self::Peer(peer) => peer.times(),
@@ -123,35 +157,47 @@ impl Front {
     }
 }
 
-pub struct System {
-    pub kind: Kind,
-    pub front: Front,
+pub struct System<K> {
+    pub kind: K,
+    fronts: Vec<Front>,
     pub clients: Clients,
 }
 
-/// Starts them one after the other, and notes what each is. What is not here is left out, with a line that says so.
-pub async fn start(kinds: &[Kind], hosts: &[SocketAddr], figures: &mut Figures) -> Vec<System> {
-    let mut systems: Vec<System> = Vec::new();
+impl<K> System<K> {
+    /// What the scheduler says of all its processes so far.
+    pub fn times(&self) -> Times {
+        self.fronts.iter().map(Front::times).sum()
+    }
+}
+
+/// Starts them one after the other, and notes what each is. What is not here is left out, with a line that says so. The clients
+/// name the classes of their jobs, if these are any.
+pub async fn start<K: Compared>(
+    kinds: &[K],
+    hosts: &[SocketAddr],
+    classes: &'static [&'static str],
+    figures: &mut Figures,
+) -> Vec<System<K>> {
+    let mut systems: Vec<System<K>> = Vec::new();
     for kind in kinds {
         progress(format_args!("starting {}", kind.name()));
-        let first = systems.iter().find_map(|system| match &system.front {
-            Front::Envoy(envoy) => Some(&**envoy),
-            Front::Peer(_) => None,
-        });
+        let first = systems.iter().flat_map(|system| &system.fronts).find_map(Front::as_envoy);
         match kind.start(hosts, first).await {
-            Ok(front) => {
-                let version = match &front {
-                    Front::Envoy(_) => String::new(),
-                    Front::Peer(peer) => format!("{}; ", peer.version()),
+            Ok(fronts) => {
+                let version = match &fronts[..] {
+                    [Front::Peer(peer)] => format!("{}; ", peer.version()),
+                    _ => String::new(),
                 };
-                figures.note(format!("{}: {version}{}", kind.name(), kind.about()));
-                let clients = Clients::open(front.address()).await;
-                systems.push(System { kind: *kind, front, clients });
+                figures.note_once(format!("{}: {version}{}", kind.name(), kind.about()));
+                let addresses: Vec<SocketAddr> = fronts.iter().map(Front::address).collect();
+                let clients = Clients::open(&addresses, classes).await;
+                systems.push(System { kind: *kind, fronts, clients });
             }
             Err(reason) => {
                 let line = format!("{} is left out: {}", kind.name(), reason.replace('\n', " "));
+                progress(format_args!(""));
                 eprintln!("  {line}");
-                figures.note(line);
+                figures.note_once(line);
             }
         }
     }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use support::trace::{Account, Arrival};
 
-use super::systems::Kind;
-use super::{Shown, Turn};
+use super::systems::{Compared, Kind};
+use super::turn::Turn;
+use super::{Shown, ideal as idealised};
 use crate::figures::{Figure, Figures, Spread, Target};
 
 /// Ours with a queue, beside the ideal.
@@ -20,23 +21,23 @@ pub fn quantile(times: &[Duration], quantile: f64) -> f64 {
     sorted.get(rank.saturating_sub(1)).map_or(0.0, Duration::as_secs_f64)
 }
 
-fn mean(times: &[Duration]) -> f64 {
+pub fn mean(times: &[Duration]) -> f64 {
     times.iter().sum::<Duration>().as_secs_f64() / times.len().max(1) as f64
 }
 
 /// One line: a system at one load, all rounds together.
-struct Line {
-    name: String,
+pub struct Line {
+    pub name: String,
     /// For the names of figures.
-    key: String,
-    latencies: Vec<Duration>,
+    pub key: String,
+    pub latencies: Vec<Duration>,
     /// Of each round, in seconds.
-    p99s: Vec<f64>,
-    account: Account,
+    pub p99s: Vec<f64>,
+    pub account: Account,
 }
 
 impl Line {
-    fn of(name: impl Into<String>, key: &str, turns: &[Turn]) -> Self {
+    pub fn of(name: impl Into<String>, key: &str, turns: &[Turn]) -> Self {
         let mut account = Account::default();
         turns.iter().for_each(|turn| account.add(&turn.account));
         Self {
@@ -48,18 +49,18 @@ impl Line {
         }
     }
 
-    fn p99(&self) -> f64 {
+    pub fn p99(&self) -> f64 {
         quantile(&self.latencies, 0.99)
     }
 
     /// Its P99 as a ratio to the other's, and that of each round.
-    fn over(&self, other: &Self) -> (f64, Vec<f64>) {
+    pub fn over(&self, other: &Self) -> (f64, Vec<f64>) {
         (self.p99() / other.p99(), self.p99s.iter().zip(&other.p99s).map(|(own, other)| own / other).collect())
     }
 }
 
 /// Of all turns.
-fn all(turns: &[Turn], of: impl Fn(&Turn) -> &Vec<Duration>) -> Vec<Duration> {
+pub fn all(turns: &[Turn], of: impl Fn(&Turn) -> &Vec<Duration>) -> Vec<Duration> {
     turns.iter().flat_map(of).copied().collect()
 }
 
@@ -76,7 +77,7 @@ pub struct Table<'a> {
 impl<'a> Table<'a> {
     pub fn new(load: f64, records: &[Vec<Arrival>], shown: &'a [Shown]) -> Self {
         let ideal = |name: &str, key: &str, hop, pause| {
-            let turns: Vec<Turn> = records.iter().map(|record| Turn::ideal(record, hop, pause)).collect();
+            let turns: Vec<Turn> = records.iter().map(|record| idealised(record, hop, pause)).collect();
             Line::of(name, key, &turns)
         };
         let lines: Vec<Line> = shown.iter().map(|shown| Line::of(shown.kind.name(), shown.kind.key(), &shown.turns)).collect();
@@ -209,19 +210,19 @@ impl<'a> Table<'a> {
 }
 
 /// Where the time goes, and what the measurement itself adds; in seconds.
-struct Losses {
-    hop: f64,
-    gap: [f64; 3],
-    sent_late: [f64; 2],
-    ran_over: [f64; 2],
+pub struct Losses {
+    pub hop: f64,
+    pub gap: [f64; 3],
+    pub sent_late: [f64; 2],
+    pub ran_over: [f64; 2],
     /// Of the system, for each job.
-    cpu: f64,
-    own_cpu: f64,
-    disturbed: f64,
+    pub cpu: f64,
+    pub own_cpu: f64,
+    pub disturbed: f64,
 }
 
 impl Losses {
-    fn of(turns: &[Turn]) -> Self {
+    pub fn of(turns: &[Turn]) -> Self {
         let gaps = all(turns, |turn| &turn.account.gaps);
         let sent_late = all(turns, |turn| &turn.sent_late);
         let ran_over = all(turns, |turn| &turn.ran_over);
@@ -266,16 +267,16 @@ fn loss_figures(load: &str, shown: &Shown, figures: &mut Figures) {
     add("errors", shown.turns.iter().map(|turn| turn.errors).sum::<usize>() as f64);
 }
 
-fn milliseconds(seconds: f64) -> String {
+pub fn milliseconds(seconds: f64) -> String {
     format!("{:.1}", seconds * 1e3)
 }
 
-fn fine(seconds: f64) -> String {
+pub fn fine(seconds: f64) -> String {
     format!("{:.2}", seconds * 1e3)
 }
 
 /// Columns as wide as they need to be; the first to the left, the others to the right.
-fn grid(corner: &str, head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
+pub fn grid(corner: &str, head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
     let name = rows.iter().map(|(name, _)| name.chars().count()).chain([corner.chars().count()]).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = rows.iter().map(|(_, cells)| cells[column].chars().count());
