@@ -208,14 +208,15 @@ pub async fn run(effort: Effort, options: &Options, figures: &mut Figures) {
     let alarm = Alarm::start();
     let mut points = Vec::new();
     for fleet in plan.fleets.iter().copied() {
-        if !plan.does(Part::Points) && !(plan.does(Part::Bursts) && fleet == Fleet::Mixed) {
+        let has_bursts = plan.does(Part::Bursts) && fleet == Fleet::Mixed;
+        if !(plan.does(Part::Points) || has_bursts) {
             continue;
         }
         let mut field = points::Field::start(&plan, fleet, &kinds, &alarm, figures).await;
         if plan.does(Part::Points) {
             points.extend(field.points(&plan, figures).await);
         }
-        if plan.does(Part::Bursts) && fleet == Fleet::Mixed {
+        if has_bursts {
             bursts::run(&plan, &mut field, figures).await;
         }
     }

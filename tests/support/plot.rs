@@ -217,7 +217,7 @@ mod tests {
     /// The values of an attribute, in the order of the text.
     fn values(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
         let of = |rest: &str| rest.split_once(&format!(" {attribute}=\""))?.1.split('"').next()?.parse().ok();
-        svg.split(&format!("<{element} ")).skip(1).filter_map(|rest| of(rest.split_once('>')?.0)).collect()
+        svg.split(&format!("<{element}")).skip(1).filter_map(|rest| of(rest.split_once('>')?.0)).collect()
     }
 
     #[test]
