@@ -52,9 +52,10 @@ impl Record {
         if wanted {
             self.bytes.splice(start..start, vec![0; self.header.hosts as usize * Insight::BYTES]);
         } else {
-            self.bytes.drain(start..end);
+            // From the end to the beginning: where each part is depends on those before it.
             let classes = self.classes_start()..self.waiting_start();
             self.bytes.drain(classes);
+            self.bytes.drain(start..end);
             self.header.classes = 0;
         }
         self.header.insights = wanted.into();

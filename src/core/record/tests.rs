@@ -295,3 +295,30 @@ fn a_host_that_fails_has_a_past_behind_the_entries_and_one_that_is_forgotten_has
     assert_eq!(record.clone().into_bytes().len(), length + 64);
     assert!(Record::parse(record.into_bytes()).is_ok());
 }
+
+/// What lies behind hosts and pasts stays what it is while insights come and go.
+#[test]
+fn insights_and_classes_come_and_go_and_all_else_stays() {
+    let mut record = full(3, 4);
+    record.with_host(1, |host| host.failure_rate = 0.5);
+    record.add_waiting(Waiting::new(1, 7, Priority::Normal, 3, 1.0, at(1.0)));
+    let before = record.clone();
+    record.keep_insights(true);
+    record.add_class(Class::named(2, [b'a'; 24]));
+    record.with_insight(3, |insight| insight.tell(crate::core::reading::Reading::of(Some(5.0), None, None, None), at(1.0)));
+    assert!(record.hosts().eq(before.hosts()) && record.waiting().eq(before.waiting()));
+    assert_eq!(Record::parse(record.clone().into_bytes()).unwrap().into_bytes(), record.clone().into_bytes());
+    // A host that goes takes its own along, and one that comes has none yet.
+    record.with_host(0, |host| (host.in_flight, host.pending) = (0, 0));
+    record.retire(0);
+    record.drop_retired();
+    record.add_host(named(9), false);
+    let told: Vec<Option<f32>> = (0..4).map(|slot| record.insight(slot).told_ever().running).collect();
+    assert_eq!(told, [None, None, Some(5.0), None]);
+    assert_eq!(record.classes().map(|class| class.name()).collect::<Vec<_>>(), ["a".repeat(24)]);
+    assert_eq!(record.host(0).unwrap().failure_rate, 0.5);
+    record.keep_insights(false);
+    assert_eq!((record.classes().len(), record.waiting().len(), record.insight_bytes().len()), (0, 1, 0));
+    assert_eq!(record.host(0).unwrap().failure_rate, 0.5);
+    assert!(Record::parse(record.into_bytes()).is_ok());
+}
