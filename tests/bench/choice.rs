@@ -203,7 +203,8 @@ struct Shown<K> {
 /// Lets all take their turns.
 pub async fn run(effort: Effort, options: &Options, figures: &mut Figures) {
     let plan = Plan::new(effort, options);
-    let kinds = chosen(&Kind::ALL, Kind::key, options.only.as_deref());
+    let all: &[Kind] = if effort == Effort::Quick && options.only.is_none() { &Kind::QUICK } else { &Kind::ALL };
+    let kinds = chosen(all, Kind::key, options.only.as_deref());
     note(&plan, figures);
     let alarm = Alarm::start();
     let mut points = Vec::new();
@@ -221,7 +222,7 @@ pub async fn run(effort: Effort, options: &Options, figures: &mut Figures) {
         }
     }
     if plan.does(Part::TwoEnvoys) {
-        two::run(&plan.stretched(), &alarm, figures).await;
+        two::run(&plan.stretched(), effort, &alarm, figures).await;
     }
     if !points.is_empty() {
         picture::write(&points, options.svg.as_deref().unwrap_or(Path::new("dist/choice.svg")));

@@ -9,6 +9,7 @@ use super::points::{fail_on_errors, limit, take_turn};
 use super::systems::{Kind, Scaled};
 use super::table::over;
 use super::{CLASSES, Fleet, HEADLINE, Plan, Shown};
+use crate::Effort;
 use crate::figures::{Figure, Figures, Spread, Target};
 use crate::queue::alarm::Alarm;
 use crate::queue::cards::Cards;
@@ -79,11 +80,12 @@ impl Compared for Member {
     }
 }
 
-/// Lets the three take their turns.
-pub async fn run(plan: &Plan, alarm: &Alarm, figures: &mut Figures) {
+/// Lets them take their turns.
+pub async fn run(plan: &Plan, effort: Effort, alarm: &Alarm, figures: &mut Figures) {
     let fleet = Fleet::Mixed;
     let ours = Scaled { kind: Kind::LeastTimeQueue, second: plan.second };
-    let teams = [Team::One, Team::WithReports, Team::Without].map(|team| Member { team, ours });
+    let teams: &[Team] = effort.pick(&[Team::One, Team::WithReports, Team::Without], &[Team::One, Team::WithReports]);
+    let teams: Vec<Member> = teams.iter().map(|team| Member { team: *team, ours }).collect();
     let rounds = plan.rounds.unwrap_or(ROUNDS);
     let records: Vec<_> = (0..rounds).map(|round| plan.record(fleet, HEADLINE, plan.jobs, 500 + round as u64)).collect();
     figures.note(format!(
