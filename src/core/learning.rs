@@ -170,6 +170,12 @@ pub fn size(record: &Record, job: &Job) -> f32 {
     work_of(record, job).zip(mean_work(record)).map_or(ONE_TURN, |(work, mean)| work / mean)
 }
 
+/// Whether jobs of a class are so much alike that it says something how long one has run: they differ by less than a third.
+pub fn are_alike(record: &Record) -> bool {
+    const ALIKE: f32 = 0.1;
+    record.class(Label::ALL).is_some_and(|(_, all)| all.doubt < ALIKE)
+}
+
 /// How a host's speed fades, with this time constant of latencies.
 pub fn fading(time_constant: Duration) -> Fading {
     Fading::new(time_constant.saturating_mul(FADES_SLOWER))
@@ -290,6 +296,7 @@ pub fn learn(record: &mut Record, lesson: Lesson, now: Instant, fading: Fading) 
     }
     (class.jobs, class.fed, insight.taught) = (class.jobs.saturating_add(1), now.0, now.0.max(1));
     record.with_class(place, |entry| *entry = class);
+    record.with_class(all, |all| all.doubt += (class.noise - all.doubt) / POOL_WINDOW);
     record.with_insight(lesson.slot, |entry| *entry = insight);
     record.header.learns();
 }
@@ -299,7 +306,8 @@ fn learn_mean(all: &mut Class, log_work: f32, now: Instant) {
     let part = (1.0 / (all.jobs as f32 + 1.0)).max(1.0 / POOL_WINDOW);
     let surprise = log_work - all.log_work;
     if all.jobs == 0 || !all.log_work.is_finite() {
-        (all.log_work, all.noise) = (log_work, 0.0);
+        // Of the mean of all it is how far jobs of one class differ.
+        (all.log_work, all.noise, all.doubt) = (log_work, 0.0, FIRST_NOISE);
     } else {
         all.log_work += part * surprise;
         all.noise += part * (surprise * surprise - sane(all.noise, FIRST_NOISE));

@@ -64,8 +64,8 @@ enum How {
     Time {
         own: f64,
         mean: f64,
-        /// Whether jobs wait inside the hosts.
-        waits_inside: bool,
+        /// Whether those that run are believed to make progress: where jobs wait inside the hosts, and one is like the other of its class.
+        makes_progress: bool,
     },
     Chance,
     Jobs,
@@ -80,7 +80,10 @@ impl<'a> Scoring<'a> {
                 How::Score { band: TIE_BAND * sum }
             }
             Policy::LeastTime { .. } => match learning::work_of(record, job).zip(learning::mean_work(record)) {
-                Some((own, mean)) => How::Time { own: own.into(), mean: mean.into(), waits_inside: pool.queue.is_none() },
+                Some((own, mean)) => {
+                    let makes_progress = pool.queue.is_none() && learning::are_alike(record);
+                    How::Time { own: own.into(), mean: mean.into(), makes_progress }
+                }
                 None => How::Jobs,
             },
             Policy::Weighted(_) if roster.tells() => How::Chance,
@@ -130,10 +133,10 @@ impl<'a> Scoring<'a> {
 
     /// What stands before the job on a host with so many jobs.
     fn ahead(&self, place: &Place, load: u32) -> Ahead {
-        let How::Time { mean, waits_inside, .. } = self.how else { return Ahead::default() };
+        let How::Time { mean, makes_progress, .. } = self.how else { return Ahead::default() };
         let insight = self.insights.get(place.slot as usize).map(Insight::read).unwrap_or_default();
         let ahead = insight.ahead(load, mean);
-        if !waits_inside || place.at_once > 1 {
+        if !makes_progress || place.at_once > 1 {
             return ahead;
         }
         ahead.progress(insight.took(self.now) * place.speed)
