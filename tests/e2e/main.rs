@@ -24,6 +24,7 @@ mod fleet;
 mod harness;
 mod hostile;
 mod leases;
+mod least_time;
 mod newcomers;
 mod outcomes;
 mod probes;
