@@ -12,6 +12,7 @@ mod breaker;
 mod busy;
 mod choose;
 mod churn;
+mod classes;
 mod classifier;
 mod clients;
 mod configuration;
