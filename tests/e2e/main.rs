@@ -26,6 +26,7 @@ mod harness;
 mod hostile;
 mod leases;
 mod least_time;
+mod least_time_queue;
 mod newcomers;
 mod outcomes;
 mod probes;
