@@ -36,3 +36,4 @@ mod queue_limits;
 mod queue_order;
 mod standing;
 mod unknown;
+mod weighted;
