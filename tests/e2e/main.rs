@@ -28,6 +28,7 @@ mod leases;
 mod least_time;
 mod least_time_queue;
 mod newcomers;
+mod orca;
 mod outcomes;
 mod probes;
 mod queue;
