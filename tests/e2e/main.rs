@@ -35,6 +35,7 @@ mod queue;
 mod queue_faults;
 mod queue_limits;
 mod queue_order;
+mod scrape;
 mod standing;
 mod unknown;
 mod weighted;
