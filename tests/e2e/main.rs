@@ -36,6 +36,7 @@ mod queue_faults;
 mod queue_limits;
 mod queue_order;
 mod scrape;
+mod sessions;
 mod standing;
 mod unknown;
 mod weighted;
