@@ -13,6 +13,7 @@ mod busy;
 mod choose;
 mod churn;
 mod classes;
+mod classified;
 mod classifier;
 mod clients;
 mod configuration;
