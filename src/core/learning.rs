@@ -21,6 +21,7 @@
 
 use std::time::Duration;
 
+use super::choice::Load;
 use super::ewma::Fading;
 use super::queue::ONE_TURN;
 use super::record::{Class, Insight, Record};
@@ -192,13 +193,18 @@ impl Insight {
         self.log_speed_now(now, fading).exp()
     }
 
-    /// What stands before a job on this host, which has so many jobs; one of which nothing is known is of the mean work.
+    /// What stands before a job on this host; a job of which nothing is known is of the mean work. Of those that only the host knows of so much is believed to be done as the host can
+    /// have done since it told of them.
     #[inline]
-    pub fn ahead(&self, load: u32, mean: f64) -> Ahead {
-        let unknown = load.saturating_sub(self.weighed);
-        // Not more than are there, as where a host was told of last before many ended.
-        let known = if self.weighed > load { f64::from(load) / f64::from(self.weighed) } else { 1.0 };
-        Ahead { jobs: load, work: self.work_ms() * known + f64::from(unknown) * mean }
+    pub fn ahead(&self, load: Load, mean: f64, speed: f64, now: Instant) -> Ahead {
+        let unknown = load.counted.saturating_sub(self.weighed);
+        let known = self.work_ms() + f64::from(unknown) * mean;
+        let others = f64::from(load.jobs.saturating_sub(load.counted));
+        if others == 0.0 {
+            return Ahead { jobs: load.counted, work: known };
+        }
+        let left = (others * mean - self.since_told(now) * speed).max(0.0);
+        Ahead { jobs: load.counted.saturating_add((left / mean).ceil() as u32), work: known + left }
     }
 
     /// The work of its jobs in flight that is known, in milliseconds on a host of speed 1.

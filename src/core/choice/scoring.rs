@@ -8,6 +8,7 @@
 //!
 //! Without what it needs to know a policy is least in-flight: the number of jobs, and equal numbers are ties.
 
+use super::Load;
 use crate::config::{Policy, Pool};
 use crate::core::learning::{self, Job};
 use crate::core::random::Random;
@@ -103,7 +104,7 @@ impl<'a> Scoring<'a> {
 
     /// The score of a host with so many jobs, by what it does alone, as it is compared.
     #[inline]
-    pub fn drawn(&self, place: &Place, load: u32, random: &mut Random) -> f64 {
+    pub fn drawn(&self, place: &Place, load: Load, random: &mut Random) -> f64 {
         match self.how {
             How::Chance => weighted::draw(place.chance, random),
             _ => self.own(place, load),
@@ -112,30 +113,30 @@ impl<'a> Scoring<'a> {
 
     /// The same as it is shown.
     #[inline]
-    pub fn own(&self, place: &Place, load: u32) -> f64 {
+    pub fn own(&self, place: &Place, load: Load) -> f64 {
         match self.how {
-            How::Score { .. } => (least_score::of_jobs(load, place.per_job) + place.latency) * place.penalty,
+            How::Score { .. } => (least_score::of_jobs(load.jobs, place.per_job) + place.latency) * place.penalty,
             How::Time { own, .. } => least_time::time(self.ahead(place, load), own, place.at_once, place.speed) * place.penalty,
             How::Chance => place.chance,
-            How::Jobs => (f64::from(load) + 1.0) * place.penalty,
+            How::Jobs => (f64::from(load.jobs) + 1.0) * place.penalty,
         }
     }
 
     /// What the score of a host with so many jobs is made of.
-    pub fn parts(&self, place: &Place, load: u32) -> Parts {
+    pub fn parts(&self, place: &Place, load: Load) -> Parts {
         match self.how {
-            How::Score { .. } => Parts::Score { jobs: least_score::of_jobs(load, place.per_job), latency: place.latency },
+            How::Score { .. } => Parts::Score { jobs: least_score::of_jobs(load.jobs, place.per_job), latency: place.latency },
             How::Time { own, .. } => Parts::Time { own, ahead: self.ahead(place, load).work, speed: place.speed },
             How::Chance => Parts::Chance(place.chance),
-            How::Jobs => Parts::Jobs(load),
+            How::Jobs => Parts::Jobs(load.jobs),
         }
     }
 
     /// What stands before the job on a host with so many jobs.
-    fn ahead(&self, place: &Place, load: u32) -> Ahead {
+    fn ahead(&self, place: &Place, load: Load) -> Ahead {
         let How::Time { mean, makes_progress, .. } = self.how else { return Ahead::default() };
         let insight = self.insights.get(place.slot as usize).map(Insight::read).unwrap_or_default();
-        let ahead = insight.ahead(load, mean);
+        let ahead = insight.ahead(load, mean, place.speed, self.now);
         if !makes_progress || place.at_once > 1 {
             return ahead;
         }

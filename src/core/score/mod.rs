@@ -4,6 +4,7 @@ pub mod least_score;
 pub mod least_time;
 pub mod weighted;
 
+use super::choice::Load;
 use super::ewma::Fading;
 use super::learning;
 use super::penalty::{self, Fade};
@@ -32,7 +33,9 @@ pub fn scores(record: &Record, now: Instant) -> Vec<f64> {
             let insight = record.insight(slot);
             let speed = weight(&host) * f64::from(insight.speed(now, fading));
             let at_once = header.runs_at_once(host.max_in_flight);
-            least_time::time(insight.ahead(host.load(), mean), mean, at_once, speed) * penalty(&host)
+            let counted = host.load();
+            let load = Load { counted, jobs: insight.jobs(counted, now, header.patience()) };
+            least_time::time(insight.ahead(load, mean, speed, now), mean, at_once, speed) * penalty(&host)
         };
         return hosts().map(time).collect();
     }
