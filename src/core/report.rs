@@ -16,15 +16,15 @@ const MEMORY: u32 = 1 << 2;
 const COMPUTE: u32 = 1 << 3;
 
 impl Insight {
-    /// Takes over what the host told at this time. Counts and utilisations may come from different sources, each with its own age.
-    pub fn tell(&mut self, reading: Reading, at: Instant) {
+    /// Takes over what the host told at this time, when so many of its jobs had ended. Counts and utilisations may come from different sources, each with its own age.
+    pub fn tell(&mut self, reading: Reading, at: Instant, ended: u32) {
         let mut put = |flag: u32, value: Option<f32>| {
             self.tells = if value.is_some() { self.tells | flag } else { self.tells & !flag };
             value.unwrap_or(0.0)
         };
         if reading.counts_jobs() {
             (self.running, self.waiting) = (put(RUNNING, reading.running), put(WAITING, reading.waiting));
-            (self.told_jobs, self.ended_then) = (at.0, self.ended);
+            (self.told_jobs, self.ended_then) = (at.0, ended);
         }
         if reading.memory.is_some() || reading.compute.is_some() {
             (self.memory, self.compute) = (put(MEMORY, reading.memory), put(COMPUTE, reading.compute));
@@ -103,17 +103,37 @@ impl Told {
     }
 }
 
-/// Writes down what the host in a slot told.
+/// What a host answered when it was asked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Statement {
+    /// The host.
+    pub address: Address,
+    /// What it told.
+    pub reading: Reading,
+    /// When.
+    pub at: Instant,
+    /// How many of its jobs had ended when it was asked: see [`ended`].
+    pub ended: u32,
+}
+
+/// How many jobs of ours have ended on a host, wrapping. What it tells is of some time after it was asked, and it is written down some time after that: to take those that
+/// end meanwhile for jobs that it still has would fill its slots with jobs that are none. Those that it knew to have ended are subtracted twice so, to the next answer, which costs nobody a slot.
+pub fn ended(record: &Record, address: Address) -> u32 {
+    record.seat_at(address).map_or(0, |seat| record.insight(seat.slot).ended)
+}
+
+/// Writes down what the host in a slot told just now.
 pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant) {
-    record.with_insight(slot, |insight| insight.tell(reading, at));
+    record.with_insight(slot, |insight| insight.tell(reading, at, insight.ended));
     record.header.learns();
 }
 
-/// Writes down what hosts told, each at its time.
-pub fn tell_all(record: &mut Record, readings: &[(Address, Reading, Instant)]) {
-    for (address, reading, at) in readings {
+/// Writes down what hosts answered, each at its time.
+pub fn tell_all(record: &mut Record, statements: &[Statement]) {
+    for Statement { address, reading, at, ended } in statements {
         if let Some(seat) = record.seat_at(*address) {
-            tell(record, seat.slot, *reading, *at);
+            record.with_insight(seat.slot, |insight| insight.tell(*reading, *at, *ended));
+            record.header.learns();
         }
     }
 }
@@ -133,8 +153,8 @@ mod tests {
     fn what_was_told_holds_until_it_is_stale() {
         let mut insight = Insight::default();
         assert!(insight.told(at(1.0), PATIENCE).is_empty());
-        insight.tell(jobs(2.0, 5.0), at(10.0));
-        insight.tell(Reading::of(None, None, Some(0.5), None), at(12.0));
+        insight.tell(jobs(2.0, 5.0), at(10.0), 0);
+        insight.tell(Reading::of(None, None, Some(0.5), None), at(12.0), 0);
         let told = |seconds: f64| insight.told(at(seconds), PATIENCE);
         assert_eq!(told(12.0), Reading::of(Some(2.0), Some(5.0), Some(0.5), None));
         assert_eq!(told(13.5), Reading::of(None, None, Some(0.5), None));
@@ -158,9 +178,21 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_ends_after_its_host_was_asked_is_none_that_the_answer_counts() {
+        let (mut record, seats) = seats_of(1);
+        record.keep_insights(true);
+        (0..2).for_each(|_| record.reserve(0, None, at(9.0)));
+        // The host is asked, and answers that it has both; before that is written down, both end.
+        let (address, ended) = (super::super::fixture::address(0), ended(&record, super::super::fixture::address(0)));
+        (0..2).for_each(|_| record.release(seats[0], None, at(10.02)));
+        tell_all(&mut record, &[Statement { address, reading: jobs(2.0, 0.0), at: at(10.0), ended }]);
+        assert_eq!(record.insight(0).jobs(0, at(10.1), PATIENCE), 0, "it is idle");
+    }
+
+    #[test]
     fn nonsense_in_the_record_is_no_reading() {
         let mut insight = Insight::default();
-        insight.tell(jobs(1.0, 1.0), at(1.0));
+        insight.tell(jobs(1.0, 1.0), at(1.0), 0);
         (insight.running, insight.waiting) = (f32::NAN, -3.0);
         assert_eq!(insight.jobs(5, at(1.0), PATIENCE), 5);
     }

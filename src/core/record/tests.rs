@@ -305,7 +305,7 @@ fn insights_and_classes_come_and_go_and_all_else_stays() {
     let before = record.clone();
     record.keep_insights(true);
     record.add_class(Class::named(2, [b'a'; 24]));
-    record.with_insight(3, |insight| insight.tell(crate::core::reading::Reading::of(Some(5.0), None, None, None), at(1.0)));
+    record.with_insight(3, |insight| insight.tell(crate::core::reading::Reading::of(Some(5.0), None, None, None), at(1.0), 0));
     assert!(record.hosts().eq(before.hosts()) && record.waiting().eq(before.waiting()));
     assert_eq!(Record::parse(record.clone().into_bytes()).unwrap().into_bytes(), record.clone().into_bytes());
     // A host that goes takes its own along, and one that comes has none yet.
