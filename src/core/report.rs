@@ -122,9 +122,22 @@ pub fn ended(record: &Record, address: Address) -> u32 {
     record.seat_at(address).map_or(0, |seat| record.insight(seat.slot).ended)
 }
 
-/// Writes down what the host in a slot told just now.
-pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant) {
-    record.with_insight(slot, |insight| insight.tell(reading, at, insight.ended));
+/// What a host told so long ago of its jobs, with an answer that has ended only now, says nothing: nobody knows how many of them have ended since.
+const LATE: Duration = Duration::from_millis(100);
+
+/// Writes down what the host in a slot told at this time, as far as it has not told something newer.
+pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant, now: Instant) {
+    record.with_insight(slot, |insight| {
+        let mut reading = reading;
+        let is_newer = |told: u64| at < Instant(told) && Instant(told) <= now;
+        if now.since(at) > LATE || is_newer(insight.told_jobs) {
+            (reading.running, reading.waiting) = (None, None);
+        }
+        if is_newer(insight.told_parts) {
+            (reading.memory, reading.compute) = (None, None);
+        }
+        insight.tell(reading, at, insight.ended);
+    });
     record.header.learns();
 }
 
@@ -167,7 +180,7 @@ mod tests {
         let (mut record, seats) = seats_of(1);
         record.keep_insights(true);
         (0..4).for_each(|_| record.reserve(0, None, at(9.0)));
-        tell(&mut record, 0, jobs(1.0, 6.0), at(10.0));
+        tell(&mut record, 0, jobs(1.0, 6.0), at(10.0), at(10.0));
         let now = |record: &Record| record.insight(0).jobs(record.host(0).unwrap().load(), at(11.0), PATIENCE);
         assert_eq!(now(&record), 7);
         (0..3).for_each(|_| record.release(seats[0], None, at(10.5)));
@@ -187,6 +200,24 @@ mod tests {
         (0..2).for_each(|_| record.release(seats[0], None, at(10.02)));
         tell_all(&mut record, &[Statement { address, reading: jobs(2.0, 0.0), at: at(10.0), ended }]);
         assert_eq!(record.insight(0).jobs(0, at(10.1), PATIENCE), 0, "it is idle");
+    }
+
+    #[test]
+    fn what_an_answer_told_when_it_began_is_of_that_time_and_not_of_its_end() {
+        let (mut record, _) = seats_of(1);
+        record.keep_insights(true);
+        let told = Reading::of(Some(8.0), Some(2.0), Some(0.5), None);
+        tell(&mut record, 0, told, at(10.0), at(10.05));
+        assert_eq!(record.insight(0).told(at(11.0), PATIENCE), told);
+        // Of an answer that took a minute.
+        tell(&mut record, 0, Reading::of(Some(3.0), None, Some(0.9), None), at(20.0), at(80.0));
+        assert!(record.insight(0).told(at(80.0), PATIENCE).is_empty(), "it is a minute old");
+        tell(&mut record, 0, Reading::of(None, None, Some(0.1), None), at(81.0), at(81.0));
+        tell(&mut record, 0, Reading::of(None, None, Some(0.9), None), at(80.5), at(82.0));
+        assert_eq!(record.insight(0).told(at(82.0), PATIENCE).memory, Some(0.1), "there is something newer");
+        // A clock that stepped back does not keep what is told now away.
+        tell(&mut record, 0, Reading::of(None, None, Some(0.2), None), at(50.0), at(50.0));
+        assert_eq!(record.insight(0).told(at(50.0), PATIENCE).memory, Some(0.2));
     }
 
     #[test]

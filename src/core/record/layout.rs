@@ -212,7 +212,7 @@ packed! {
         pub(in crate::core) work: u64,
         /// How many of its jobs these are.
         pub(in crate::core) weighed: u32,
-        /// When it took up what it runs now: the last time that a job of its ended, or came when it had none.
+        /// When it took up what it runs now: the last time that a job of its ended, or came when it had none; 0 if that is not known.
         pub(in crate::core) began: u64,
         /// Jobs that ended here, wrapping.
         pub(in crate::core) ended: u32,
