@@ -163,15 +163,19 @@ fn preferred(wanted: Wanted, pool: &Pool, roster: &Roster, load: impl Fn(u32) ->
     Some((at, None))
 }
 
-/// The jobs that fill a host's slots: its own, and where it reports more, those of others.
+/// The jobs that fill a host's slots: its own, and where it reports more, those of others. Where none had a free slot by what they report, though one has by what we count, they are not heeded:
+/// whoever waited for them would wait for ever behind another Envoy that has jobs enough, or for hosts that tell nonsense.
 fn loads<'a>(record: &'a Record, roster: &'a Roster, pool: &Pool, now: Instant) -> impl Fn(u32) -> u32 + Copy + 'a {
     let entries = record.host_bytes();
-    let patience = pool.patience().filter(|_| record.has_insights());
-    move |slot| {
+    let counted = move |slot: u32| {
         let entry = entries.get(slot as usize).map(Front::of).unwrap_or_default();
-        let counted = entry.load().saturating_add(roster.earlier_load(slot, record));
-        patience.map_or(counted, |patience| record.insight(slot).jobs(counted, now, patience))
-    }
+        entry.load().saturating_add(roster.earlier_load(slot, record))
+    };
+    let told = move |slot: u32, patience: Duration| record.insight(slot).jobs(counted(slot), now, patience);
+    let patience = pool.patience().filter(|_| record.has_insights());
+    let leaves_one = |patience: &Duration| roster.serving().iter().any(|place| told(place.slot, *patience) < place.max_in_flight);
+    let patience = patience.filter(leaves_one);
+    move |slot| patience.map_or_else(|| counted(slot), |patience| told(slot, patience))
 }
 
 /// How many jobs the pool takes now: free slots of hosts that serve, and one for each host that waits for its trial. A stranger's early trial is one only
@@ -272,6 +276,9 @@ mod failing;
 
 #[cfg(test)]
 mod joining;
+
+#[cfg(test)]
+mod learned;
 
 #[cfg(test)]
 mod tests;
