@@ -209,9 +209,9 @@ packed! {
     /// What is learned of a host, and what it told of itself: see [`crate::core::learning`], [`crate::core::report`].
     pub struct Insight {
         /// What its jobs in flight cost, as far as that is known: microseconds on a host of speed 1.
-        pub(in crate::core) work: u64,
+        pub work: u64,
         /// How many of its jobs these are.
-        pub(in crate::core) weighed: u32,
+        pub weighed: u32,
         /// When it took up what it runs now: the last time that a job of its ended, or came when it had none; 0 if that is not known.
         pub(in crate::core) began: u64,
         /// Jobs that ended here, wrapping.

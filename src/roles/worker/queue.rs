@@ -67,7 +67,7 @@ pub struct Paused {
     job: Job,
     since: Instant,
     /// If it is held for a busy host: until when at most.
-    held_until: Option<Instant>,
+    pub(super) held_until: Option<Instant>,
 }
 
 impl Paused {
