@@ -286,4 +286,7 @@ mod joining;
 mod telling;
 
 #[cfg(test)]
+mod learned;
+
+#[cfg(test)]
 mod tests;

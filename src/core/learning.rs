@@ -212,15 +212,20 @@ impl Insight {
         self.work as f64 / 1e3
     }
 
-    /// When it took up what it runs now.
+    /// When it took up what it runs now; zero if that is not known.
     pub fn began(&self) -> Instant {
         Instant(self.began)
     }
 
-    /// For how long it has been at what it runs now, in milliseconds.
+    /// A job of its has ended of which nobody can say whether it ran or waited, as one whose client has left: so it is not known any more when it took up what it runs now.
+    pub fn loses_track(&mut self) {
+        self.began = 0;
+    }
+
+    /// For how long it has been at what it runs now, as far as that is known, in milliseconds.
     #[inline]
     pub fn took(&self, now: Instant) -> f64 {
-        now.since(self.began()).as_micros() as f64 / 1e3
+        if self.began == 0 { 0.0 } else { now.since(self.began()).as_micros() as f64 / 1e3 }
     }
 
     fn log_speed_now(&self, now: Instant, fading: Fading) -> f32 {
@@ -243,9 +248,17 @@ pub fn cost(text: &[u8]) -> Option<f32> {
 
 /// How long a host worked on a job that took so long and has just ended. A host that runs `at_once` jobs takes one up when it comes, or, where as many were there already (`was_crowded`), when
 /// the one before it has ended: if it runs one at a time that was `began`; if several, the time between two ends is believed to be the `at_once`-th part of what a job takes.
-pub fn service(latency: Duration, began: Instant, now: Instant, at_once: u32, was_crowded: bool) -> Duration {
-    let since = now.since(began);
-    if was_crowded || at_once == 1 { latency.min(since.saturating_mul(at_once)) } else { latency }
+/// `None`: nobody can say, as where it is not known when that was, or where its client took as long to send it.
+pub fn service(latency: Duration, began: Instant, now: Instant, at_once: u32, was_crowded: bool) -> Option<Duration> {
+    let at_once = at_once.max(1);
+    // One that lies ahead was before the clock stepped back.
+    let since = (began != Instant::default() && began <= now).then(|| now.since(began));
+    let service = match since {
+        Some(since) if was_crowded || at_once == 1 => latency.min(since.saturating_mul(at_once)),
+        None if was_crowded => return None,
+        _ => latency,
+    };
+    (!service.is_zero()).then_some(service)
 }
 
 /// A job that ended well, as far as it teaches something.

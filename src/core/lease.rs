@@ -13,7 +13,7 @@ use super::learning::{self, Job, Lesson};
 use super::outcome::Outcome;
 use super::random::Random;
 use super::reading::Reading;
-use super::record::{Record, Seat};
+use super::record::{Insight, Record, Seat};
 use super::report;
 use super::stranger::{self, Passed};
 use super::time::Instant;
@@ -128,8 +128,8 @@ pub struct Settlement {
     pub latency: Option<Duration>,
     /// Where it was last, where that may be news.
     pub whereabouts: Option<Whereabouts>,
-    /// What the host told of itself in its answer.
-    pub reading: Option<Reading>,
+    /// What the host told of itself in its answer, and when.
+    pub reading: Option<(Reading, Instant)>,
 }
 
 impl Lease {
@@ -183,6 +183,7 @@ impl Lease {
         }
         if let Some(seat) = self.seat {
             record.release(seat, self.burden.work, now);
+            lose_track(record, seat);
         }
         let seat = record.seat_at(now_at.address);
         let was_crowded = seat.is_some_and(|seat| is_crowded(record, seat.slot, &self.pool));
@@ -253,12 +254,15 @@ impl Lease {
             return record.release(seat, self.burden.work, now);
         };
         // This job is one of those that it told of.
-        if let Some(reading) = end.reading.filter(|_| news.is_none()) {
-            report::tell(record, slot, reading, now);
+        if let Some((reading, at)) = end.reading.filter(|_| news.is_none()) {
+            report::tell(record, slot, reading, at, now);
         }
         // Before the host takes up the next.
         self.teach(record, slot, &end, was_crowded, now);
         record.release(seat, self.burden.work, now);
+        if end.outcome != Outcome::Success {
+            lose_track(record, seat);
+        }
         if self.is_answered && news.is_none() {
             stranger::serves(record, slot, false, now);
         }
@@ -276,9 +280,16 @@ impl Lease {
         };
         let at_once = self.pool.runs_at_once(host.max_in_flight);
         let began = record.insight(slot).began();
-        let service = learning::service(latency, began, now, at_once, was_crowded);
+        let Some(service) = learning::service(latency, began, now, at_once, was_crowded) else { return };
         let lesson = Lesson { slot, weight: host.weight, job: &self.job, service };
         learning::learn(record, lesson, now, learning::fading(self.pool.time_constant));
+    }
+}
+
+/// A job ended here of which nobody can say whether its host had taken it up.
+fn lose_track(record: &mut Record, seat: Seat) {
+    if let Some(slot) = record.slot_of(seat) {
+        record.with_insight(slot, Insight::loses_track);
     }
 }
 

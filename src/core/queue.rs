@@ -137,8 +137,8 @@ impl Waiting {
 struct Order {
     /// Workers that have been called and do not answer.
     silent: Vec<u64>,
-    /// Places of those that have had their turn.
-    gone: Vec<usize>,
+    /// Whether each, by its place, has had its turn; of those behind the last one that has, nothing is said.
+    gone: Vec<bool>,
     turns: Vec<Turn>,
     passed: Passed,
     now: Instant,
@@ -184,7 +184,7 @@ impl Order {
     /// Those that have not had their turn, with their places.
     fn rest<'a>(&'a self, record: &'a Record) -> impl Iterator<Item = (usize, Waiting)> {
         let answers = |entry: &Waiting| self.silent.is_empty() || !self.silent.contains(&entry.worker);
-        record.waiting().enumerate().filter(move |(at, entry)| !self.gone.contains(at) && answers(entry))
+        record.waiting().enumerate().filter(move |(at, entry)| !self.gone.get(*at).is_some_and(|gone| *gone) && answers(entry))
     }
 
     /// The next; its tenant has had its turn, and it is not in the order any more.
@@ -201,7 +201,10 @@ impl Order {
             }
         }
         let (at, next) = best?;
-        self.gone.push(at);
+        if at >= self.gone.len() {
+            self.gone.resize(at + 1, false);
+        }
+        self.gone.get_mut(at).into_iter().for_each(|gone| *gone = true);
         self.passed.note(next.priority());
         pass(&mut self.turns, &next);
         Some(next)

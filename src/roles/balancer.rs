@@ -32,6 +32,7 @@ use crate::core::lease::{Lease, Settlement};
 use crate::core::outcome::{End, Grpc, Outcome, PAUSE, VIA_UPSTREAM, flag};
 use crate::core::reading::Reading;
 use crate::core::retry_after;
+use crate::core::time::Instant;
 use crate::host::{Headers, Host, Level, Map, number};
 
 /// Headers that only this filter sets.
@@ -114,8 +115,8 @@ pub struct Stream<H> {
     why: Option<(String, Explain)>,
     /// The pool, if its hosts' answers may tell of them.
     reports_to: Option<Rc<str>>,
-    /// What the host told.
-    reading: Option<Reading>,
+    /// What the host told, and when.
+    reading: Option<(Reading, Instant)>,
     /// While it waits: where, and what its worker makes of it.
     waits: Option<(Rc<str>, Rc<RefCell<Fate>>)>,
 }

@@ -19,6 +19,8 @@ use crate::core::address::Address;
 use crate::core::poller::Poller;
 use crate::core::random::Random;
 use crate::core::reading::Reading;
+use crate::core::record::Record;
+use crate::core::report::{self, Statement};
 use crate::core::time::Instant;
 use crate::host::{Host, Level};
 
@@ -54,9 +56,26 @@ struct Asked {
     poller: Poller,
     /// Not before this is it asked for the first time; zero: it was.
     from: Instant,
-    /// The token of the question that is open, and when it was asked.
-    open: Option<(u32, Instant)>,
-    said: Option<(Reading, Instant)>,
+    open: Option<Question>,
+    said: Option<Said>,
+}
+
+/// A question that is open.
+#[derive(Clone, Copy)]
+struct Question {
+    token: u32,
+    asked: Instant,
+    /// See [`Statement::ended`].
+    ended: u32,
+}
+
+/// What a page said.
+#[derive(Clone, Copy)]
+struct Said {
+    reading: Reading,
+    at: Instant,
+    /// See [`Statement::ended`].
+    ended: u32,
 }
 
 impl Scrapes {
@@ -66,22 +85,20 @@ impl Scrapes {
     }
 
     /// What the hosts said since this was last called, each with the time of the answer (where a host has several pages, of the one that counts its jobs).
-    pub fn take(&mut self) -> Vec<(Address, Reading, Instant)> {
+    pub fn take(&mut self) -> Vec<Statement> {
         let news = std::mem::take(&mut self.news);
-        news.into_iter().filter_map(|address| self.reading(address).map(|(reading, at)| (address, reading, at))).collect()
+        news.into_iter().filter_map(|address| self.statement(address)).collect()
     }
 
-    fn reading(&self, address: Address) -> Option<(Reading, Instant)> {
-        let said: Vec<(Reading, Instant)> =
+    fn statement(&self, address: Address) -> Option<Statement> {
+        let said: Vec<Said> =
             self.pages.range((address, 0)..=(address, usize::MAX)).filter_map(|(_, asked)| asked.said).collect();
-        let newest = said.iter().map(|(_, at)| *at).max()?;
+        let newest = said.iter().max_by_key(|said| said.at)?;
         let believed_for = self.by.as_ref()?.stale_after();
-        let fresh = said.iter().filter(|(_, at)| newest.since(*at) <= believed_for);
-        let (reading, counted) =
-            fresh.fold((Reading::default(), None), |(all, counted): (Reading, Option<Instant>), (reading, at)| {
-                (all.and(*reading), counted.max(reading.counts_jobs().then_some(*at)))
-            });
-        Some((reading, counted.unwrap_or(newest)))
+        let fresh = || said.iter().filter(|said| newest.at.since(said.at) <= believed_for);
+        let counts = fresh().filter(|said| said.reading.counts_jobs()).max_by_key(|said| said.at).unwrap_or(newest);
+        let reading = fresh().fold(Reading::default(), |all, said| all.and(said.reading));
+        Some(Statement { address, reading, at: counts.at, ended: counts.ended })
     }
 
     /// The pages to ask for now. Each must be asked for: it is noted as open.
@@ -126,7 +143,7 @@ impl Asked {
         // A clock that stepped back must not put the first question off.
         self.from = self.from.min(now + SPREAD);
         let is_lost = |asked: Instant| !(asked..asked + scrape.timeout + LOST_AFTER).contains(&now);
-        self.open = self.open.filter(|(_, asked)| !is_lost(*asked));
+        self.open = self.open.filter(|open| !is_lost(open.asked));
         let is_due = self.from <= now && self.open.is_none() && self.poller.is_due(scrape.interval, now, random);
         if is_due {
             self.from = Instant::default();
@@ -137,7 +154,7 @@ impl Asked {
 
 impl<H: Host> Worker<H> {
     /// Asks the hosts of a pool whose time has come. Only the leader does.
-    pub(super) fn scrape(&mut self, name: &Rc<str>, pool: &Pool, scrape: &Scrape) {
+    pub(super) fn scrape(&mut self, name: &Rc<str>, pool: &Pool, scrape: &Scrape, record: &Record) {
         let now = self.host.now();
         let Some(books) = self.books.get_mut(&**name) else {
             return;
@@ -153,13 +170,13 @@ impl<H: Host> Worker<H> {
             match self.host.call(name, &headers, b"", scrape.timeout) {
                 Ok(token) => {
                     if let Some(asked) = self.asked(name, (address, page)) {
-                        asked.open = Some((token, now));
+                        asked.open = Some(Question { token, asked: now, ended: report::ended(record, address) });
                     }
                     self.calls(token, Purpose::Scrape { pool: name.clone(), address, page });
                 }
                 Err(fault) => {
                     let what = format!("Envoy did not send the question (status {})", fault.0);
-                    self.scrape_answered(name, (address, page), scrape, Err(what));
+                    self.scrape_answered(name, (address, page), scrape, Err(what), 0);
                 }
             }
         }
@@ -177,12 +194,12 @@ impl<H: Host> Worker<H> {
             return;
         };
         // An answer to another question: it was given up, or asked by another configuration.
-        let is_ours = self.asked(name, page).is_some_and(|asked| asked.open.is_some_and(|(open, _)| open == token));
-        if !is_ours {
+        let open = self.asked(name, page).and_then(|asked| asked.open).filter(|open| open.token == token);
+        let Some(Question { ended, .. }) = open else {
             return;
-        }
+        };
         let said = self.read_answer(&scrape, status, size);
-        self.scrape_answered(name, page, &scrape, said);
+        self.scrape_answered(name, page, &scrape, said, ended);
     }
 
     fn read_answer(&self, scrape: &Scrape, status: Option<&[u8]>, size: usize) -> Result<Reading, String> {
@@ -199,7 +216,7 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    fn scrape_answered(&mut self, name: &str, (address, page): Page, scrape: &Scrape, said: Result<Reading, String>) {
+    fn scrape_answered(&mut self, name: &str, (address, page): Page, scrape: &Scrape, said: Result<Reading, String>, ended: u32) {
         let now = self.host.now();
         let Some(asked) = self.asked(name, (address, page)) else {
             return;
@@ -212,7 +229,7 @@ impl<H: Host> Worker<H> {
         match said {
             Ok(reading) => {
                 if let Some(asked) = self.asked(name, (address, page)) {
-                    asked.said = Some((reading, now));
+                    asked.said = Some(Said { reading, at: now, ended });
                 }
                 if let Some(books) = self.books.get_mut(name) {
                     books.watch.scrapes.news.insert(address);

@@ -21,8 +21,8 @@ use crate::core::health::{self, Reason, Watcher};
 use crate::core::leader::Seen;
 use crate::core::lookout::{self, Event};
 use crate::core::prober::Prober;
-use crate::core::reading::Reading;
 use crate::core::record::Record;
+use crate::core::report::Statement;
 use crate::core::time::Instant;
 use crate::host::{Host, Level, Map, Metric};
 
@@ -57,7 +57,7 @@ impl Watch {
 
     /// What hosts said of themselves since this was last called, each with the time of its answer. What a host does not say any more is `None` in its
     /// next reading; a host that says nothing at all has none, and what it said last grows old: see [`crate::config::Scrape::stale_after`].
-    pub fn take_readings(&mut self) -> Vec<(Address, Reading, Instant)> {
+    pub fn take_readings(&mut self) -> Vec<Statement> {
         self.scrapes.take()
     }
 }
@@ -120,17 +120,18 @@ impl<H: Host> Worker<H> {
                 self.duties.alerters.values_mut().for_each(|alerter| alerter.forget(&name));
             }
         }
+        let led = led.map(|Led { record, events }| {
+            self.report(&name, &record, events);
+            record
+        });
         let leads = led.is_some();
-        if let Some(led) = led {
-            self.report(&name, led);
-        }
         let discovery = self.books.get(&name).and_then(|books| books.discovery.clone());
         if leads && let Some(discovery) = discovery {
             self.poll(&name, &discovery);
         }
-        if leads && let Some(pool) = &pool {
+        if let (Some(record), Some(pool)) = (&led, &pool) {
             match pool.scrape() {
-                Some(scrape) => self.scrape(&name, pool, scrape),
+                Some(scrape) => self.scrape(&name, pool, scrape, record),
                 None => self.watch_of(&name).into_iter().for_each(|watch| watch.scrapes.forget()),
             }
         }
@@ -146,14 +147,14 @@ impl<H: Host> Worker<H> {
         self.books.get_mut(name).map(|books| &mut books.watch)
     }
 
-    fn report(&mut self, name: &Rc<str>, Led { record, events }: Led) {
+    fn report(&mut self, name: &Rc<str>, record: &Record, events: Vec<Event>) {
         let now = self.host.now();
         let Some(watch) = self.watch_of(name) else {
             return;
         };
         watch.leads = true;
-        let hosts = lookout::ejected(&record).map(Some);
-        let has_host = lookout::has_host(&record, now);
+        let hosts = lookout::ejected(record).map(Some);
+        let has_host = lookout::has_host(record, now);
         let no_host = (!has_host).then_some(None);
         watch.firing = hosts.chain(no_host).map(|host| Subject { pool: name.clone(), host }).collect();
         let is_news = watch.has_host.replace(has_host) != Some(has_host);

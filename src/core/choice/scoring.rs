@@ -13,7 +13,7 @@ use crate::config::{Policy, Pool};
 use crate::core::learning::{self, Job};
 use crate::core::random::Random;
 use crate::core::record::{Insight, Record};
-use crate::core::roster::{Place, Roster};
+use crate::core::roster::{BEHIND, Place, Roster};
 use crate::core::score::least_score;
 use crate::core::score::least_time::{self, Ahead};
 use crate::core::score::weighted;
@@ -97,7 +97,8 @@ impl<'a> Scoring<'a> {
     pub fn band(&self, lowest: f64) -> f64 {
         match self.how {
             How::Score { band } => band,
-            How::Time { .. } => TIES_IN_TIME * lowest,
+            // Of what is behind others only its own time.
+            How::Time { .. } => TIES_IN_TIME * (lowest % BEHIND),
             How::Chance | How::Jobs => 0.0,
         }
     }

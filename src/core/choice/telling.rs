@@ -31,8 +31,8 @@ fn chosen(record: &Record, pool: &Pool, seconds: f64, choices: usize) -> Vec<usi
 fn weighted_follows_what_hosts_tell_and_takes_the_mean_for_those_that_do_not() {
     let pool = pool_of(3, r#", "policy": "weighted", "telemetry": {}"#);
     let mut record = record_of(&pool);
-    report::tell(&mut record, 0, told(0.9, 0.9), at(1.0));
-    report::tell(&mut record, 1, told(0.1, 0.1), at(1.0));
+    report::tell(&mut record, 0, told(0.9, 0.9), at(1.0), at(1.0));
+    report::tell(&mut record, 1, told(0.1, 0.1), at(1.0), at(1.0));
     // Chances of 0.28, 0.92 and, in between, 0.6.
     let parts = chosen(&record, &pool, 2.0, 18_000);
     for (part, expected) in parts.iter().zip([0.28, 0.92, 0.6]) {
@@ -47,7 +47,7 @@ fn weighted_without_anything_told_or_with_what_is_stale_is_least_in_flight() {
     record.reserve(0, None, at(1.0));
     let parts = chosen(&record, &pool, 2.0, 1000);
     assert!(parts[0] == 0 && parts[1] > 400 && parts[2] > 400, "{parts:?}");
-    report::tell(&mut record, 0, told(0.0, 0.0), at(2.0));
+    report::tell(&mut record, 0, told(0.0, 0.0), at(2.0), at(2.0));
     assert!(chosen(&record, &pool, 3.0, 1000)[0] > 0);
     assert_eq!(chosen(&record, &pool, 60.0, 1000)[0], 0, "stale");
 }
@@ -58,7 +58,7 @@ fn a_host_that_others_keep_busy_is_chosen_last_and_yet_chosen() {
         let keys = format!(r#", "policy": "{policy}", "max_in_flight": 1, "telemetry": {{}}"#);
         let pool = pool_of(2, &keys);
         let mut record = record_of(&pool);
-        report::tell(&mut record, 0, jobs(1.0, 4.0), at(1.0));
+        report::tell(&mut record, 0, jobs(1.0, 4.0), at(1.0), at(1.0));
         assert_eq!(chosen(&record, &pool, 2.0, 100), [0, 100], "{policy}");
         record.reserve(1, None, at(1.0));
         assert_eq!(chosen(&record, &pool, 2.0, 100), [100, 0], "{policy}: a report fills no slot");

@@ -239,13 +239,23 @@ fn no_more_than_64_classes_have_a_name_and_those_in_use_keep_it() {
 fn a_host_that_runs_one_at_a_time_takes_a_job_up_when_the_one_before_it_ends() {
     let service = |latency: u64, since: u64, at_once, was_crowded| {
         service(Duration::from_millis(latency), at(10.0), at(10.0) + Duration::from_millis(since), at_once, was_crowded)
-            .as_millis()
+            .map_or(0, |service| service.as_millis())
     };
     assert_eq!(service(5000, 800, 1, true), 800);
     assert_eq!(service(800, 800, 1, false), 800);
     assert_eq!(service(5000, 400, 4, true), 1600);
     assert_eq!(service(900, 400, 4, true), 900, "it cannot have taken longer than it was there");
     assert_eq!(service(900, 100, 4, false), 900, "it had a slot of its own");
+    assert_eq!(service(900, 400, 0, true), 400, "a host that no configuration describes any more");
+}
+
+#[test]
+fn where_it_is_not_known_when_a_host_took_a_job_up_the_job_teaches_nothing() {
+    let second = Duration::from_secs(1);
+    assert_eq!(service(second, Instant::default(), at(10.0), 1, true), None);
+    assert_eq!(service(second, Instant::default(), at(10.0), 1, false), Some(second), "it came to an idle host");
+    assert_eq!(service(second, at(3600.0), at(10.0), 1, true), None, "the clock stepped back");
+    assert_eq!(service(Duration::ZERO, at(9.0), at(10.0), 1, false), None, "its client took as long to send it");
 }
 
 proptest::proptest! {

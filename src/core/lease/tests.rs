@@ -185,6 +185,59 @@ fn a_lease_is_given_back_to_its_own_generation() {
     assert_eq!(bench.record.header.drift, 0);
 }
 
+/// Jobs on a host that runs one at a time, in a pool that learns.
+struct Learner {
+    record: Record,
+    pool: Rc<Pool>,
+    random: Random,
+}
+
+impl Learner {
+    fn place(&mut self, now: f64) -> Lease {
+        let burden = Burden {
+            work: learning::burden(&self.record, &self.pool, &Job::unknown()),
+            was_crowded: is_crowded(&self.record, 0, &self.pool),
+        };
+        let (seat, _) = self.record.place(0, at(now), None, burden.work).unwrap();
+        Lease { burden, ..Lease::new(Some(seat), vec![address(0)], at(now), self.pool.clone(), None) }
+    }
+
+    fn end(&mut self, lease: &Lease, outcome: Outcome, now: f64) {
+        let latency = Some(at(now).since(lease.taken));
+        let end = Settlement { outcome, is_timed: true, latency, whereabouts: None, reading: None };
+        lease.settle(&mut self.record, end, at(now), &mut self.random);
+    }
+
+    fn work(&self) -> f32 {
+        learning::work_of(&self.record, &Job::unknown()).unwrap()
+    }
+}
+
+#[test]
+fn clients_that_leave_while_they_wait_inside_a_host_do_not_make_it_look_fast() {
+    let pool = pool_of(1, r#", "policy": "least_time""#);
+    let mut bench = Learner { record: crate::core::fixture::record_of(&pool), pool, random: Random::new(1) };
+    let mut now = 1.0;
+    let (mut running, mut next) = (bench.place(now), bench.place(now));
+    for round in 0..60 {
+        // Each job takes a second; in the first rounds, somebody leaves just before it is done.
+        if round < 30 {
+            let doomed = bench.place(now);
+            bench.end(&doomed, Outcome::Neutral, now + 0.95);
+        }
+        now += 1.0;
+        bench.end(&running, Outcome::Success, now);
+        (running, next) = (next, bench.place(now));
+        assert!((900.0..1200.0).contains(&bench.work()), "round {round}: {} ms", bench.work());
+    }
+    let jobs = bench.record.class(Job::unknown().label.key).unwrap().1.jobs;
+    assert!(jobs >= 30, "it learns again once nobody leaves: {jobs}");
+    bench.end(&next, Outcome::Neutral, now);
+    bench.end(&running, Outcome::Neutral, now);
+    let insight = bench.record.insight(0);
+    assert_eq!((insight.work, insight.weighed), (0, 0));
+}
+
 proptest! {
     #[test]
     fn whatever_envoy_says_of_a_lease_it_counts_on_one_host_at_most_and_ends_at_0(

@@ -9,11 +9,13 @@ packed! {
     /// What is learned of a host, and what it told of itself: see [`crate::core::learning`], [`crate::core::report`].
     pub struct Insight {
         /// What its jobs in flight cost, as far as that is known: microseconds on a host of speed 1.
-        pub(in crate::core) work: u64,
+        pub work: u64,
         /// How many of its jobs these are.
-        pub(in crate::core) weighed: u32,
-        /// When it took up what it runs now: the last time that a job of its ended, or came when it had none.
+        pub weighed: u32,
+        /// When it took up what it runs now: the last time that a job of its ended, or came when it had none; 0 if that is not known.
         pub(in crate::core) began: u64,
+        /// Jobs that ended here, wrapping.
+        pub(in crate::core) ended: u32,
         pub(in crate::core) log_speed: f32,
         pub(in crate::core) doubt: f32,
         /// Surprises in the same direction in a row; below 0: downwards.
@@ -71,7 +73,7 @@ impl Insight {
 
     /// One of its jobs has ended; so many are left.
     pub(super) fn ends(&mut self, work: Option<u64>, left: u32, now: Instant) {
-        self.began = now.0;
+        (self.ended, self.began) = (self.ended.wrapping_add(1), now.0);
         if let Some(work) = work {
             (self.work, self.weighed) = (self.work.saturating_sub(work), self.weighed.saturating_sub(1));
         }

@@ -18,7 +18,7 @@ impl<H: Host> Stream<H> {
         });
         match orca::read(text.as_deref(), binary.as_deref()) {
             // Trailers say more than headers did: the job has ended.
-            Ok(reading) => self.reading = reading.or(self.reading),
+            Ok(reading) => self.reading = reading.map(|reading| (reading, self.host.now())).or(self.reading),
             Err(what) => {
                 if let Ok(mut worker) = self.worker.try_borrow_mut() {
                     worker.cannot_read_report(&pool, what);

@@ -1,3 +1,4 @@
+mod held;
 mod queue;
 
 use super::*;

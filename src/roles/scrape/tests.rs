@@ -85,7 +85,8 @@ impl Bench {
     }
 
     fn readings(&mut self) -> Vec<(Address, Reading, Instant)> {
-        self.worker.books.get_mut("gpu").map(|books| books.watch.take_readings()).unwrap_or_default()
+        let said = self.worker.books.get_mut("gpu").map(|books| books.watch.take_readings()).unwrap_or_default();
+        said.into_iter().map(|said| (said.address, said.reading, said.at)).collect()
     }
 
     /// What the record says that each host told, and when it told of its jobs.
@@ -326,4 +327,27 @@ fn a_pool_without_a_scrape_asks_nobody() {
     let mut bench = Bench::one(r#", "telemetry": {"orca": true}"#);
     assert!((0..50).all(|_| bench.tick().is_empty()));
     assert_eq!(bench.readings(), []);
+}
+
+#[test]
+fn a_job_that_ends_while_its_host_is_asked_fills_no_slot_of_it() {
+    let mut bench = Bench::one(TGI);
+    bench.tick();
+    let key = crate::roles::shared::key("gpu");
+    let change = |bench: &Bench, change: &dyn Fn(&mut crate::core::record::Record)| {
+        let mut record = crate::core::record::Record::parse(bench.host.process.value(&key).unwrap()).unwrap();
+        change(&mut record);
+        bench.host.process.put(&key, record.bytes().to_vec());
+        record
+    };
+    let now = bench.host.now();
+    change(&bench, &|record| record.reserve(0, None, now));
+    let call = bench.asks().remove(0);
+    bench.answer(call.token, Some("200"), &page(1, 0));
+    // The host has told of the job; that it has ended is known before that is written down.
+    change(&bench, &|record| record.release(record.seat_at(address(0)).unwrap(), None, now));
+    bench.tick();
+    let (record, now) = (change(&bench, &|_| ()), bench.host.now());
+    assert_eq!(record.insight(0).told_ever(), jobs(1.0, 0.0));
+    assert_eq!(record.insight(0).jobs(0, now, Duration::from_secs(4)), 0);
 }

@@ -96,6 +96,7 @@ fn entry(record: &Record, worker: u64, request: &Request, now: Instant) -> Waiti
 
 /// A job that has just come: of all that are entitled to a slot it alone may be placed in its callback.
 struct Arrival<'a> {
+    worker: u64,
     stream: u32,
     pool: &'a Pool,
     roster: &'a mut Roster,
@@ -103,6 +104,8 @@ struct Arrival<'a> {
     random: &'a mut Random,
     job: &'a Job,
     claim: Prospect,
+    /// Whether there is a place in the queue for it, should it be held for a host that is busy.
+    may_wait: bool,
     placed: Option<Placed>,
 }
 
@@ -123,7 +126,10 @@ impl Prospect {
                 self.preferred = preferred;
                 Ok(())
             }
-            Claim::Later(until) => Err(until),
+            Claim::Later(until) => {
+                self.preferred = None;
+                Err(until)
+            }
         }
     }
 }
@@ -138,7 +144,9 @@ impl Slots for Arrival<'_> {
     }
 
     fn starts_now(&mut self, record: &Record, next: &Waiting) -> bool {
-        self.claim.claim(record, self.pool, self.roster, next.size(), self.now).is_ok()
+        let starts = self.claim.claim(record, self.pool, self.roster, next.size(), self.now).is_ok();
+        // Rather a slow host than none.
+        starts || !self.may_wait && (next.worker, next.stream) == (self.worker, self.stream)
     }
 
     fn take(&mut self, record: &mut Record, _: u32) -> Taken {
@@ -210,7 +218,8 @@ impl<H: Host> Worker<H> {
                 };
             };
             let entry = entry(record, id, &request, now);
-            let arrival = Arrival { stream, pool, roster, now, random, job, claim: Prospect::default(), placed: None };
+            let (claim, may_wait) = (Prospect::default(), record.count_waiting() < queue.max_length as usize);
+            let arrival = Arrival { worker: id, stream, pool, roster, now, random, job, claim, may_wait, placed: None };
             line_up(record, arrival, entry, queue)
         })?;
         self.ring(&called);

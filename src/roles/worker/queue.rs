@@ -67,7 +67,7 @@ pub struct Paused {
     job: Job,
     since: Instant,
     /// If it is held for a busy host: until when at most.
-    held_until: Option<Instant>,
+    pub(super) held_until: Option<Instant>,
 }
 
 impl Paused {
@@ -110,9 +110,7 @@ impl Slots for Drawing<'_> {
         let (Err(until), Some(own)) = (claim, own) else { return claim.is_ok() };
         // What it was held for does not come: whatever is free will do.
         let is_over = own.held_until.is_some_and(|until| until <= self.now);
-        if is_over {
-            self.prospect.preferred = None;
-        } else {
+        if !is_over {
             self.held.push((next.stream, until));
         }
         is_over
@@ -267,12 +265,13 @@ impl<H: Host> Worker<H> {
         }
     }
 
-    /// Notes until when those are held at most that are held for the first time.
+    /// Notes until when those are held at most: by what was seen the first time, unless the clock has stepped back since.
     fn hold(&mut self, name: &str, held: &[(u32, Instant)]) {
         let Some(books) = self.books.get_mut(name) else { return };
         for (stream, until) in held {
             if let Some(paused) = books.paused.get_mut(stream) {
-                paused.held_until.get_or_insert(*until);
+                let first = *paused.held_until.get_or_insert(*until);
+                paused.held_until = Some(first.min(*until));
             }
         }
     }

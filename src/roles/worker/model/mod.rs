@@ -14,7 +14,7 @@ mod world;
 use proptest::prelude::*;
 
 use crate::roles::fake::Call;
-use wanted::{Entry, Queue, Wanted};
+use wanted::{Entry, Learns, Queue, Wanted};
 use world::World;
 
 /// The hosts that configurations choose from.
@@ -31,6 +31,10 @@ const PRIORITIES: [Option<&str>; 5] = [None, Some("high"), Some("Normal"), Some(
 
 /// What requests say of their tenant.
 const TENANTS: [Option<&str>; 3] = [None, Some("a"), Some("b")];
+
+/// What requests say of their class and their cost, by the same places; the last is no cost.
+const CLASSES: [Option<&str>; 5] = [None, Some("draft"), Some("film"), Some("draft"), Some("other")];
+const COSTS: [Option<&str>; 3] = [None, Some("2.5"), Some("-1")];
 
 /// What a request says of itself, by its place among [`PRIORITIES`] and [`TENANTS`].
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +87,7 @@ enum Event {
     /// The response's headers come.
     Answer { vm: usize, stream: usize },
     /// A stream ends.
-    End { vm: usize, stream: usize, how: How, millis: u64 },
+    End { vm: usize, stream: usize, how: How, millis: u64, tells: u32 },
     /// A stream that waits ends, or another filter answers it.
     Leave { vm: usize, stream: usize, is_answered: bool },
     /// A VM is told that its bell was rung, if it was.
@@ -124,13 +128,23 @@ fn entry() -> impl Strategy<Value = Entry> {
 fn wanted() -> impl Strategy<Value = Wanted> {
     let hosts = prop::array::uniform4(prop::option::weighted(0.7, entry()))
         .prop_map(|hosts| Some(hosts).filter(|hosts| hosts.iter().any(Option::is_some)));
-    let rest = (0..3usize, any::<bool>(), prop::bool::weighted(0.4), prop::option::weighted(0.7, queue()));
-    (hosts, rest).prop_map(|(hosts, (alternates, fallback, discovers, queue))| Wanted {
+    let rest = (0..3usize, any::<bool>(), prop::bool::weighted(0.4), prop::option::weighted(0.7, queue()), learns());
+    (hosts, rest).prop_map(|(hosts, (alternates, fallback, discovers, queue, learns))| Wanted {
         hosts,
         discovers,
         alternates,
         fallback,
         queue,
+        learns,
+    })
+}
+
+fn learns() -> impl Strategy<Value = Learns> {
+    let policy = prop_oneof![2 => Just(0usize), 4 => Just(1), 1 => Just(2)];
+    (policy, any::<bool>(), prop::bool::weighted(0.3)).prop_map(|(policy, has_classes, tells)| Learns {
+        policy,
+        has_classes,
+        tells,
     })
 }
 
@@ -179,6 +193,7 @@ fn event() -> impl Strategy<Value = Event> {
         4 => Just(Loss::Touched),
     ];
     let vm = || 0..4usize;
+    let told = prop_oneof![3 => 0..4u32, 1 => Just(1_000_000)];
     let stream = || 0..8usize;
     let rounds = prop_oneof![3 => 1..4u32, 1 => 9..14u32, 2 => 78..100u32].prop_map(|rounds| (rounds, false));
     let rounds = prop_oneof![3 => rounds, 1 => (1..10u32).prop_map(|rounds| (rounds, true))];
@@ -191,7 +206,7 @@ fn event() -> impl Strategy<Value = Event> {
         14 => (vm(), says, prop::bool::weighted(0.1)).prop_map(|(vm, says, old)| Event::Request { vm, says, old }),
         8 => (vm(), stream(), 0..9usize).prop_map(|(vm, stream, to)| Event::Attempt { vm, stream, to }),
         2 => (vm(), stream()).prop_map(|(vm, stream)| Event::Answer { vm, stream }),
-        7 => (vm(), stream(), how, 0..20_000u64).prop_map(|(vm, stream, how, millis)| Event::End { vm, stream, how, millis }),
+        7 => (vm(), stream(), how, 0..20_000u64, told).prop_map(|(vm, stream, how, millis, tells)| Event::End { vm, stream, how, millis, tells }),
         2 => (vm(), stream(), any::<bool>()).prop_map(|(vm, stream, is_answered)| Event::Leave { vm, stream, is_answered }),
         3 => vm().prop_map(|vm| Event::Hear { vm }),
         1 => vm().prop_map(|vm| Event::Deafen { vm }),
@@ -214,10 +229,10 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 /// A sound pool of so many hosts.
-fn first_configuration(hosts: usize, slots: u32, discovers: bool, queue: Option<Queue>) -> Wanted {
+fn first_configuration(hosts: usize, slots: u32, discovers: bool, queue: Option<Queue>, learns: Learns) -> Wanted {
     let entry = Entry { weight: 1.0, slots, drain: false };
     let hosts = std::array::from_fn(|host| Some(entry).filter(|_| host < hosts));
-    Wanted { hosts: Some(hosts), discovers, alternates: 2, fallback: false, queue }
+    Wanted { hosts: Some(hosts), discovers, alternates: 2, fallback: false, queue, learns }
 }
 
 proptest! {
@@ -227,12 +242,12 @@ proptest! {
         vms in 1..5usize,
         seed in any::<u64>(),
         (hosts, slots, discovers) in (1..=ADDRESSES.len(), 1..3u32, prop::bool::weighted(0.3)),
-        queue in prop::option::weighted(0.7, queue()),
+        (queue, learns) in (prop::option::weighted(0.7, queue()), learns()),
         is_prompt in any::<bool>(),
         crowd in 0..16usize,
         events in prop::collection::vec(event(), 1..80),
     ) {
-        let world = World::new(vms, seed, is_prompt, first_configuration(hosts, slots, discovers, queue));
+        let world = World::new(vms, seed, is_prompt, first_configuration(hosts, slots, discovers, queue, learns));
         let jobs = (0..crowd).map(|job| {
             let says = Says { is_job: true, priority: job % PRIORITIES.len(), tenant: job % TENANTS.len() };
             Event::Request { vm: job, says, old: false }

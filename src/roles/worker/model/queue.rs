@@ -236,7 +236,24 @@ impl Vm {
         self.worker.borrow().books.get(POOL).map_or(0, |books| books.book.turned_away)
     }
 
+    /// Whether any of its jobs waits, and is not held.
+    fn waits_for_nobody(&self, may_be_held: bool) -> bool {
+        let (worker, now) = (self.worker.borrow(), self.now());
+        let may_be_held = may_be_held && self.live().first().is_some_and(|running| running.wanted.holds());
+        let is_held = |until: Option<Instant>| until.map_or(may_be_held, |until| until > now);
+        worker.books.get(POOL).is_some_and(|books| books.paused.values().any(|paused| !is_held(paused.held_until)))
+    }
+
+    /// For how long the newest configuration believes what hosts tell.
+    fn patience(&self) -> Option<Duration> {
+        self.live().first().and_then(|running| running.pool.as_ref()?.patience())
+    }
+
     fn check_order(&self, batch: &Batch) {
+        // A job that is held lets others pass.
+        if self.live().iter().any(|running| running.wanted.holds()) {
+            return;
+        }
         for (came, waits) in batch.served.iter().flat_map(|came| self.paused.values().map(move |waits| (came, &waits.came))) {
             assert!(!batch.is_before(waits, came), "stream {} waits, and {} was served before it", waits.id, came.id);
         }
@@ -370,16 +387,18 @@ impl World {
 
     /// Whether a slot is free that a job that waits in one of these VMs could have. `None`: where not all VMs have the same
     /// hosts nobody can say, nor where one is in the middle of something.
-    pub fn idles(&self, vms: &[usize]) -> Option<bool> {
+    ///
+    /// Nobody waits who is held for a host that is sooner done; who has just come may be, and that is not known before a tick.
+    pub fn idles(&self, vms: &[usize], may_be_held: bool) -> Option<bool> {
         let all: Vec<_> = self.vms.iter().map(|vm| vm.try_borrow().ok()).collect::<Option<_>>()?;
         let record = self.record()?;
         let hosts = |vm: &Vm| vm.places_by(vm.worker.borrow().members(POOL).map(|members| &**members));
         let mut hosts: Vec<Option<Slots>> = all.iter().filter_map(|vm| Some(hosts(vm)?.1)).collect();
         hosts.dedup();
-        let waits = vms.iter().any(|vm| !all[*vm].paused.is_empty());
+        let waits = vms.iter().any(|vm| all[*vm].waits_for_nobody(may_be_held));
         match hosts.as_slice() {
             [] => Some(false),
-            [Some(slots)] => Some(waits && Stand { record: &record, slots, now: all[0].now() }.free() > 0),
+            [Some(slots)] => Some(waits && Stand::new(&record, slots, all[0].now(), all[0].patience()).free() > 0),
             _ => None,
         }
     }

@@ -44,6 +44,7 @@ impl World {
             assert!(!is_swept || load == certain, "{load} counted after the sweep, {certain} held");
             assert!(!is_swept || host.pending == 0, "pending after the sweep");
         }
+        self.check_work(&record);
         assert!(score::scores(&record, self.vms[0].borrow().now()).into_iter().all(f64::is_finite));
         check_entries(&record, self.reloaded.get());
         self.check_queue(&record);
@@ -59,14 +60,42 @@ impl World {
         assert!(failures <= self.guilty.get(), "{failures} failures blamed, {} seen", self.guilty.get());
     }
 
+    /// The work of each host is that of its jobs, to the microsecond, once what the dead had held has been given back.
+    fn check_work(&self, record: &Record) {
+        let rows: BTreeSet<u64> = record.workers().map(|worker| worker.id).collect();
+        for slot in 0..record.header.hosts {
+            let (insight, load) = (record.insight(slot), record.host(slot).unwrap().load());
+            assert!(insight.weighed <= load, "{insight:?}: {load} jobs");
+            assert!(insight.weighed > 0 || insight.work == 0, "{insight:?}: work of no job");
+        }
+        if record.header.swept != record.header.epoch || !record.has_insights() {
+            return;
+        }
+        let mut held: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
+        let mut count = |id: u64, seats: &[(Address, Seat, Option<u64>)]| {
+            let works = seats.iter().filter_map(|(_, seat, work)| Some((seat.generation, (*work)?)));
+            for (generation, work) in works.filter(|_| rows.contains(&id)) {
+                let (weighed, sum) = held.entry(generation).or_default();
+                (*weighed, *sum) = (*weighed + 1, *sum + work);
+            }
+        };
+        self.vms.iter().map(|vm| vm.borrow_mut()).for_each(|mut vm| count(vm.id, &vm.seats()));
+        self.graves.borrow().iter().for_each(|grave| count(grave.id, &grave.seats));
+        for (host, slot) in record.hosts().zip(0..) {
+            let insight = record.insight(slot);
+            let held = held.get(&host.generation).copied().unwrap_or_default();
+            assert_eq!((insight.weighed, insight.work), held, "work of {}", host.address());
+        }
+    }
+
     /// Leases by generation: of workers that the record knows, and of those that it declared dead. Every lease of a worker that
     /// it knows sits in an entry of its own host.
     fn held(&self, record: &Record) -> (BTreeMap<u32, u32>, BTreeMap<u32, u32>) {
         let joined = self.joined.borrow();
         let (mut certain, mut possible) = (BTreeMap::new(), BTreeMap::new());
-        let mut count = |id: u64, seats: &[(Address, Seat)]| {
+        let mut count = |id: u64, seats: &[(Address, Seat, Option<u64>)]| {
             let is_known = record.worker_row(id, 0).is_some();
-            for (address, seat) in seats {
+            for (address, seat, _) in seats {
                 if is_known {
                     *certain.entry(seat.generation).or_insert(0) += 1;
                     let entry = record.slot_of(*seat).and_then(|slot| record.host(slot));
@@ -160,6 +189,10 @@ impl World {
         assert_eq!(hosts, named, "hosts of the record and of the configurations");
         assert_eq!(record.hosts().len(), named.len(), "a host has two entries");
         assert!(record.hosts().all(|host| (host.in_flight, host.pending) == (0, 0) && !host.is_retired()), "not empty");
+        assert!(
+            (0..record.header.hosts).all(|slot| (record.insight(slot).work, record.insight(slot).weighed) == (0, 0)),
+            "work of nobody"
+        );
         assert_eq!(rows, naming, "workers of the record and live ones");
         assert_eq!(record.header.swept, record.header.epoch);
         assert_eq!((record.waiting().len(), record.turns().len()), (0, 0), "somebody waits by the record");

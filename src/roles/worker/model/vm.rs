@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::queue::{Came, Paused, Tally};
-use super::wanted::{ADMIN, PRIORITY, Running, Slots, TENANT, Wanted};
-use super::{ADDRESSES, How, POOL, PRIORITIES, STRANGER, Says, TENANTS};
+use super::wanted::{ADMIN, CLASS, COST, PRIORITY, Running, Slots, TENANT, Wanted};
+use super::{ADDRESSES, CLASSES, COSTS, How, POOL, PRIORITIES, STRANGER, Says, TENANTS};
 use crate::core::address::Address;
 use crate::core::record::{Record, Seat};
 use crate::core::time::Instant;
@@ -156,7 +156,8 @@ impl Vm {
         let method = if is_job { "POST" } else { "GET" };
         self.host.stream(id, |stream| {
             let headers = [(":method", method), (":path", "/prompt"), (OVERRIDE, "6.6.6.6:6"), ("x-plimsoll-class", "mine")];
-            let said = [(PRIORITY, PRIORITIES[priority]), (TENANT, TENANTS[tenant])];
+            let said =
+                [(PRIORITY, PRIORITIES[priority]), (TENANT, TENANTS[tenant]), (CLASS, CLASSES[priority]), (COST, COSTS[tenant])];
             let said = said.into_iter().filter_map(|(name, value)| Some((name, value?)));
             stream.headers = headers.into_iter().chain(said).map(|(name, value)| (name.into(), value.into())).collect();
             stream.properties.insert("xds\0cluster_name", POOL.into());
@@ -248,7 +249,7 @@ impl Vm {
     }
 
     /// A stream ends; gives whether its host may be blamed.
-    pub fn end(&mut self, number: usize, how: How, millis: u64) -> bool {
+    pub fn end(&mut self, number: usize, how: How, millis: u64, tells: u32) -> bool {
         let (host, refused) = (self.host.clone(), self.host.refused());
         let Some((id, job)) = self.pick(number) else {
             return false;
@@ -265,6 +266,8 @@ impl Vm {
             stream.properties.insert("response\0flags", flags.to_le_bytes().into());
             stream.properties.insert("response\0code_details", details.into());
             stream.properties.insert("response\0backend_latency", (millis * 1_000_000).to_le_bytes().into());
+            let report = format!("TEXT named_metrics.running={tells}, cpu_utilization=0.{}", tells % 10);
+            stream.maps.insert((Map::Response as u8, "endpoint-load-metrics".to_owned()), report.into());
         });
         if code != 0 && !job.answered {
             job.stream.response();
@@ -287,7 +290,7 @@ impl Vm {
 
     pub fn end_all(&mut self) {
         while !self.jobs.is_empty() {
-            self.end(0, How::Success, 100);
+            self.end(0, How::Success, 100, 0);
         }
     }
 
@@ -349,8 +352,8 @@ impl Vm {
         self.worker.borrow().books.contains_key(POOL)
     }
 
-    /// The seats of all leases that the worker holds, which must be those of its streams and of the settlements that it owes.
-    pub fn seats(&mut self) -> Vec<(Address, Seat)> {
+    /// The seats of all leases that the worker holds, and with how much work they are counted there, which must be those of its streams and of the settlements that it owes.
+    pub fn seats(&mut self) -> Vec<(Address, Seat, Option<u64>)> {
         let worker = self.worker.borrow();
         let leases = || worker.books.get(POOL).into_iter().flat_map(|books| books.book.leases());
         let held: BTreeSet<u32> = leases().map(|(stream, _)| stream).collect();
@@ -361,7 +364,7 @@ impl Vm {
         for (stream, job) in &self.jobs {
             assert_eq!(held.contains(stream), job.has_lease, "the lease of stream {stream}");
         }
-        leases().filter_map(|(_, lease)| Some((lease.address?, lease.seat?))).collect()
+        leases().filter_map(|(_, lease)| Some((lease.address?, lease.seat?, lease.burden.work))).collect()
     }
 
     pub fn owes(&self) -> bool {

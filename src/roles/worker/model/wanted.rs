@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{ADDRESSES, POOL, PRIORITIES, Says, TENANTS};
-use crate::config::{Pool, Role};
+use crate::config::{Policy, Pool, Role};
 use crate::core::membership::Membership;
 use crate::core::queue::Priority;
 use crate::roles::balancer::Plan;
@@ -20,6 +20,8 @@ const SLOTS: u32 = 2;
 
 pub const PRIORITY: &str = "x-job-priority";
 pub const TENANT: &str = "x-tenant";
+pub const CLASS: &str = "x-job-class";
+pub const COST: &str = "x-job-cost";
 
 /// The slots of a pool's hosts.
 pub type Slots = BTreeMap<&'static str, u32>;
@@ -33,6 +35,27 @@ pub struct Wanted {
     pub alternates: usize,
     pub fallback: bool,
     pub queue: Option<Queue>,
+    pub learns: Learns,
+}
+
+/// What a pool goes by beyond jobs and latencies.
+#[derive(Clone, Copy, Debug)]
+pub struct Learns {
+    /// By its place in [`Policy::WORDS`].
+    pub policy: usize,
+    /// Whether requests say what they are.
+    pub has_classes: bool,
+    /// Whether hosts tell of themselves.
+    pub tells: bool,
+}
+
+impl Learns {
+    fn json(self) -> String {
+        let classes = format!(r#", "class": {{"header": "{CLASS}"}}, "cost": {{"header": "{COST}"}}"#);
+        let classes = if self.has_classes { classes.as_str() } else { "" };
+        let telemetry = if self.tells { r#", "telemetry": {}"# } else { "" };
+        format!(r#", "policy": "{}"{classes}{telemetry}"#, Policy::WORDS[self.policy])
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +122,8 @@ impl Wanted {
             };
             let no_host = if self.fallback { "fallback" } else { "reject" };
             let queue = self.queue.map(|queue| queue.json()).unwrap_or_default();
-            let rest = format!(r#"{discovery}"jobs": {{}}, "alternates": {}, "no_host": "{no_host}"{queue}"#, self.alternates);
+            let rest = self.learns.json() + &queue;
+            let rest = format!(r#"{discovery}"jobs": {{}}, "alternates": {}, "no_host": "{no_host}"{rest}"#, self.alternates);
             write!(pools, r#", "{POOL}": {{"hosts": [{}], {rest}}}"#, hosts.join(", ")).unwrap();
         }
         format!(r#"{{"trusted_headers": true, "pools": {{{pools}}}}}"#)
@@ -118,6 +142,11 @@ impl Wanted {
         let here = ADDRESSES.into_iter().filter_map(|address| Some((address, is_there(&address)?.drains)));
         let slots = |address: &str, drains: bool| if drains { 0 } else { written.get(address).copied().unwrap_or(SLOTS) };
         Some(here.map(|(address, drains)| (address, slots(address, drains))).collect())
+    }
+
+    /// Whether a job may be held for a host that is busy while another one is free.
+    pub fn holds(&self) -> bool {
+        self.queue.is_some() && Policy::WORDS[self.learns.policy] == "least_time"
     }
 
     /// What is written of hosts.
