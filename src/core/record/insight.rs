@@ -52,10 +52,11 @@ impl Record {
         if wanted {
             self.bytes.splice(start..start, vec![0; self.header.hosts as usize * Insight::BYTES]);
         } else {
-            self.bytes.drain(start..end);
+            // From behind: what lies before stays where it is.
             let classes = self.classes_start()..self.waiting_start();
             self.bytes.drain(classes);
             self.header.classes = 0;
+            self.bytes.drain(start..end);
         }
         self.header.insights = wanted.into();
     }

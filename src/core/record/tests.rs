@@ -43,6 +43,22 @@ fn the_layout_is_the_one_that_bears_this_version() {
 }
 
 #[test]
+fn insights_come_and_go_and_leave_all_else_as_it_was() {
+    let mut record = full(3, 5);
+    record.with_host(2, |host| host.ejections = 4);
+    record.add_waiting(Waiting::new(1, 7, Priority::Low, 9, 1.0, at(2.0)));
+    let before = record.clone();
+    for classes in [0, 1, 64] {
+        record.keep_insights(true);
+        (0..classes).for_each(|_| _ = record.add_class(Class::default()));
+        record.with_insight(4, |insight| insight.work = 3);
+        assert_eq!((record.insight(4).work, record.host(2).unwrap().ejections, record.waiting().len()), (3, 4, 1));
+        record.keep_insights(false);
+        assert_eq!(record, before, "{classes} classes");
+    }
+}
+
+#[test]
 fn a_record_comes_back_as_it_was_stored() {
     let record = full(3, 5);
     let bytes = record.clone().into_bytes();
