@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::{Client, Envoy, Fault, Fleet, Gpu, Load, Pool, Reply, eventually};
+use support::{Client, Envoy, Fault, Fleet, Gpu, Load, Pool, Reply, RunningEnvoy, eventually};
 
 /// A pool that learns; with these keys, too.
 pub fn learning(keys: Value) -> Value {
@@ -37,6 +37,15 @@ fn speeds(pool: &Value) -> Vec<Option<f64>> {
 pub fn why(reply: &Reply, name: &str) -> Option<f64> {
     let line = reply.header("x-plimsoll-why").unwrap_or_else(|| panic!("no x-plimsoll-why in {:?}", reply.headers));
     line.split(' ').find_map(|item| item.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+}
+
+/// Panics if a VM has trapped, or a count is wrong.
+pub async fn no_trap(envoy: &RunningEnvoy) {
+    envoy.settled().await;
+    let log = envoy.log();
+    assert!(!log.contains("panicked") && !log.contains("Proxy-Wasm plugin in-VM backtrace"), "a VM trapped");
+    let status = envoy.pool_status().await;
+    assert_eq!([&status["drift"], &status["dead_workers"]], [0, 0], "{status:#}");
 }
 
 /// Within a quarter of what it should be.
@@ -173,7 +182,7 @@ async fn whatever_way_jobs_end_the_work_on_their_hosts_is_nothing_afterwards() {
         assert!(books.iter().all(|host| matches!(host["work_ms"].as_f64(), None | Some(0.0))), "{policy}: {books:#?}");
         envoy.reload_pool(learning(patient.clone())).await.expect("taken up");
     }
-    assert_eq!(envoy.pool_status().await["drift"], 0);
+    no_trap(&envoy).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use support::{Client, Envoy, Fleet, Gpu, Load, RunningEnvoy, eventually};
 
+use crate::least_time::no_trap;
+
 const VLLM: &str = include_str!("../../src/telemetry/samples/vllm.txt");
 
 fn asked(scrape: &Value) -> Value {
@@ -27,13 +29,6 @@ async fn until_told(envoy: &RunningEnvoy, what: &str, expected: [Option<f64>; 4]
     envoy
         .until(what, |hosts| hosts.iter().all(|host| host["told"].is_object() && told(host) == expected && is_fresh(host)))
         .await;
-}
-
-async fn no_trap(envoy: &RunningEnvoy) {
-    envoy.settled().await;
-    let log = envoy.log();
-    assert!(!log.contains("panicked") && !log.contains("Function: proxy_"), "a VM trapped");
-    assert_eq!(envoy.pool_status().await["drift"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
