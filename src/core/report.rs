@@ -53,6 +53,11 @@ impl Insight {
         self.reading(self.told_jobs != 0, self.told_parts != 0)
     }
 
+    /// How long ago it told of its jobs, in milliseconds.
+    pub fn since_told(&self, now: Instant) -> f64 {
+        now.since(Instant(self.told_jobs)).as_micros() as f64 / 1e3
+    }
+
     /// How old what it told of its jobs, and of its utilisation, is.
     pub fn ages(&self, now: Instant) -> [Option<Duration>; 2] {
         [self.told_jobs, self.told_parts].map(|told| (told != 0).then(|| now.since(Instant(told))))

@@ -9,7 +9,7 @@
 //! deletion                  how it ended ─► settle
 //! ```
 //!
-//! There is no callback for bodies, for the log and for the end: Envoy need not enter the VM for each chunk, and once less at the end.
+//! There is no callback for the body of a response, for the log and for the end: Envoy need not enter the VM for each chunk, and once less at the end.
 
 mod reports;
 mod waiting;

@@ -191,6 +191,7 @@ impl<H: Host> Worker<H> {
             if newest.is_none() {
                 (declared.score, declared.time_constant, declared.slow_start) = (pool.score, pool.time_constant, pool.slow_start);
                 (declared.policy, declared.wants_insight) = (pool.policy, pool.wants_insight());
+                (declared.most_at_once, declared.patience) = (pool.most_at_once(), pool.patience().unwrap_or_default());
                 declared.has_pool = true;
                 if let Some(queue) = &pool.queue {
                     (declared.max_length, declared.ageing) = (queue.max_length, queue.ageing);

@@ -229,7 +229,13 @@ impl Vm {
     pub fn take(&mut self) -> Job {
         loop {
             self.stream += 1;
-            let request = Request { stream: self.stream, kind: Kind::Job, priority: Priority::Normal, tenant: 0 };
+            let request = Request {
+                stream: self.stream,
+                kind: Kind::Job,
+                priority: Priority::Normal,
+                tenant: 0,
+                job: plimsoll::core::learning::Job::unknown(),
+            };
             match self.worker.choose(&self.name, request, &mut self.route.running.borrow_mut()) {
                 Ok(Course::Placed(placed)) => return Job { stream: self.stream, host: placed.chosen.hosts[0] },
                 Ok(decision) => panic!("no host for a job while there are free slots: {decision:?}"),
@@ -240,7 +246,7 @@ impl Vm {
 
     /// Gives its lease back: one transaction; if that gives up, waits for the tick that does it.
     pub fn settle(&mut self, job: &Job) {
-        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None };
+        let end = Settlement { outcome: Outcome::Success, is_timed: true, latency: None, whereabouts: None, reading: None };
         self.worker.settle(&self.name, job.stream, end, || Some(LATENCY));
         while self.worker.lease(&self.name, job.stream).is_some() {
             self.gave_up += 1;

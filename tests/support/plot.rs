@@ -46,7 +46,7 @@ const BOTTOM: f64 = 400.0;
 const LEFT: f64 = 44.0;
 /// Of a panel's lines; then come their names.
 const WIDTH: f64 = 250.0;
-const NAMES: f64 = 190.0;
+const NAMES: f64 = 216.0;
 /// From one name to the next.
 const APART: f64 = 14.0;
 

@@ -41,6 +41,9 @@ impl Kind {
         Self::HaproxyQueue,
     ];
 
+    /// Enough to see that the benchmark works: each costs seconds to start.
+    pub const QUICK: [Self; 4] = [Self::LeastTimeQueue, Self::LeastTime, Self::Weighted, Self::HaproxyQueue];
+
     pub fn key(self) -> &'static str {
         match self {
             Self::LeastTimeQueue => "least_time_queue",
