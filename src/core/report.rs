@@ -1,7 +1,7 @@
 //! What hosts told of themselves, as far as it still holds.
 //!
-//! A host's jobs in flight are the larger of what we count and of what it reports, less the jobs of ours that have ended since: with several Envoys in front of one fleet each sees the
-//! jobs of the others so, and between two reports nobody's own jobs are counted twice. What is older than a pool's patience is unknown, and unknown never stops traffic.
+//! A host's jobs in flight are those that we count, and those of others: what it reported less what we counted then. So with several Envoys in front of one fleet each sees the jobs of the others, and
+//! what we know to have come or ended since is known at once. What is older than a pool's patience is unknown, and unknown never stops traffic.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ const MEMORY: u32 = 1 << 2;
 const COMPUTE: u32 = 1 << 3;
 
 impl Insight {
-    /// Takes over what the host told at this time. Counts and utilisations may come from different sources, each with its own age.
-    pub fn tell(&mut self, reading: Reading, at: Instant) {
+    /// Takes over what the host told at this time, when we counted so many jobs there. Counts and utilisations may come from different sources, each with its own age.
+    pub fn tell(&mut self, reading: Reading, counted: u32, at: Instant) {
         let mut put = |flag: u32, value: Option<f32>| {
             self.tells = if value.is_some() { self.tells | flag } else { self.tells & !flag };
             value.unwrap_or(0.0)
         };
         if reading.counts_jobs() {
             (self.running, self.waiting) = (put(RUNNING, reading.running), put(WAITING, reading.waiting));
-            (self.told_jobs, self.ended_then) = (at.0, self.ended);
+            (self.told_jobs, self.counted_then) = (at.0, counted);
         }
         if reading.memory.is_some() || reading.compute.is_some() {
             (self.memory, self.compute) = (put(MEMORY, reading.memory), put(COMPUTE, reading.compute));
@@ -71,7 +71,7 @@ impl Insight {
         }
         let told = self.told(now, patience);
         let reported = told.running.unwrap_or(0.0) + told.waiting.unwrap_or(0.0);
-        counted.max((reported as u32).saturating_sub(self.ended.wrapping_sub(self.ended_then)))
+        counted.saturating_add((reported as u32).saturating_sub(self.counted_then))
     }
 }
 
@@ -110,7 +110,8 @@ impl Told {
 
 /// Writes down what the host in a slot told.
 pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant) {
-    record.with_insight(slot, |insight| insight.tell(reading, at));
+    let counted = record.host(slot).map_or(0, |host| host.load());
+    record.with_insight(slot, |insight| insight.tell(reading, counted, at));
     record.header.learns();
 }
 
@@ -138,8 +139,8 @@ mod tests {
     fn what_was_told_holds_until_it_is_stale() {
         let mut insight = Insight::default();
         assert!(insight.told(at(1.0), PATIENCE).is_empty());
-        insight.tell(jobs(2.0, 5.0), at(10.0));
-        insight.tell(Reading::of(None, None, Some(0.5), None), at(12.0));
+        insight.tell(jobs(2.0, 5.0), 0, at(10.0));
+        insight.tell(Reading::of(None, None, Some(0.5), None), 0, at(12.0));
         let told = |seconds: f64| insight.told(at(seconds), PATIENCE);
         assert_eq!(told(12.0), Reading::of(Some(2.0), Some(5.0), Some(0.5), None));
         assert_eq!(told(13.5), Reading::of(None, None, Some(0.5), None));
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_in_flight_are_the_larger_of_ours_and_the_reported_less_those_that_ended_since() {
+    fn jobs_in_flight_are_ours_and_those_that_the_host_reported_beyond_ours() {
         let (mut record, seats) = seats_of(1);
         record.keep_insights(true);
         (0..4).for_each(|_| record.reserve(0, None, at(9.0)));
@@ -156,16 +157,18 @@ mod tests {
         let now = |record: &Record| record.insight(0).jobs(record.host(0).unwrap().load(), at(11.0), PATIENCE);
         assert_eq!(now(&record), 7);
         (0..3).for_each(|_| record.release(seats[0], None, at(10.5)));
-        assert_eq!(now(&record), 4, "three of the seven have ended");
+        assert_eq!(now(&record), 4, "three of the seven have ended: one of ours and three of others are left");
         (0..9).for_each(|_| record.reserve(0, None, at(10.6)));
-        assert_eq!(now(&record), 10, "more of our own than were told");
+        assert_eq!(now(&record), 13, "nine more of ours");
+        tell(&mut record, 0, jobs(2.0, 0.0), at(10.8));
+        assert_eq!(now(&record), 10, "it tells of fewer than we count");
         assert_eq!(record.insight(0).jobs(2, at(20.0), PATIENCE), 2, "stale");
     }
 
     #[test]
     fn nonsense_in_the_record_is_no_reading() {
         let mut insight = Insight::default();
-        insight.tell(jobs(1.0, 1.0), at(1.0));
+        insight.tell(jobs(1.0, 1.0), 0, at(1.0));
         (insight.running, insight.waiting) = (f32::NAN, -3.0);
         assert_eq!(insight.jobs(5, at(1.0), PATIENCE), 5);
     }

@@ -14,8 +14,6 @@ packed! {
         pub(in crate::core) weighed: u32,
         /// When it took up what it runs now: the last time that a job of its ended, or came when it had none.
         pub(in crate::core) began: u64,
-        /// Jobs that ended here, wrapping.
-        pub(in crate::core) ended: u32,
         pub(in crate::core) log_speed: f32,
         pub(in crate::core) doubt: f32,
         /// Surprises in the same direction in a row; below 0: downwards.
@@ -25,8 +23,8 @@ packed! {
         /// When it told something of its jobs, and of its utilisation; 0: never.
         pub(in crate::core) told_jobs: u64,
         pub(in crate::core) told_parts: u64,
-        /// `ended` when it told of its jobs.
-        pub(in crate::core) ended_then: u32,
+        /// How many jobs we counted when it told of its jobs.
+        pub(in crate::core) counted_then: u32,
         /// Which of the values it told.
         pub(in crate::core) tells: u32,
         pub(in crate::core) running: f32,
@@ -73,7 +71,7 @@ impl Insight {
 
     /// One of its jobs has ended; so many are left.
     pub(super) fn ends(&mut self, work: Option<u64>, left: u32, now: Instant) {
-        (self.ended, self.began) = (self.ended.wrapping_add(1), now.0);
+        self.began = now.0;
         if let Some(work) = work {
             (self.work, self.weighed) = (self.work.saturating_sub(work), self.weighed.saturating_sub(1));
         }

