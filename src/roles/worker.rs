@@ -364,16 +364,22 @@ impl<H: Host> Worker<H> {
 
     /// Logs a line of this kind at most once a second, with the number of those left out.
     pub fn say(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) {
+        self.has_said(kind, level, line);
+    }
+
+    /// The same, and gives whether it was not left out.
+    pub fn has_said(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) -> bool {
         let now = self.host.now();
         let (last, left_out) = self.said.entry(kind).or_default();
         if (*last..*last + Duration::from_secs(1)).contains(&now) && *last != Instant::default() {
             *left_out += 1;
-            return;
+            return false;
         }
         let more = std::mem::take(left_out);
         *last = now;
         let tail = if more > 0 { format!(" (and {more} more like it)") } else { String::new() };
         self.host.log(level, &format!("plimsoll: {}{tail}", line()));
+        true
     }
 
     /// Logs a fault of Envoy's.

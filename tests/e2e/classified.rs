@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use support::load::Ask;
 use support::{Client, Envoy, Fleet, Gpu, Load, RunningEnvoy};
 
-use crate::least_time::{class, why};
+use crate::least_time::{class, no_trap, why};
 
 /// Headers by which a client would like to say what its job is.
 const FORGED: [(&str, &str); 7] = [
@@ -34,13 +34,6 @@ fn envoy(fleet: &Fleet, keys: Value, classify: Value) -> Envoy {
 fn ask(envoy: &RunningEnvoy, body: &Value, ms: u64) -> Ask {
     let ask = Client::http1(envoy).post("/prompt", body.to_string()).header("x-sim-ms", ms.to_string());
     FORGED.iter().fold(ask, |ask, (name, value)| ask.header(name, value))
-}
-
-async fn no_trap(envoy: &RunningEnvoy) {
-    envoy.settled().await;
-    let log = envoy.log();
-    assert!(!log.contains("panicked") && !log.contains("Function: proxy_"), "a VM trapped");
-    assert_eq!(envoy.pool_status().await["drift"], 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

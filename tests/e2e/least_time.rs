@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::{Client, Envoy, Fault, Fleet, Gpu, Load, Pool, Reply, eventually};
+use support::{Client, Envoy, Fault, Fleet, Gpu, Load, Pool, Reply, RunningEnvoy, eventually};
 
 /// A pool that learns; with these keys, too.
 pub fn learning(keys: Value) -> Value {
@@ -37,6 +37,15 @@ fn speeds(pool: &Value) -> Vec<Option<f64>> {
 pub fn why(reply: &Reply, name: &str) -> Option<f64> {
     let line = reply.header("x-plimsoll-why").unwrap_or_else(|| panic!("no x-plimsoll-why in {:?}", reply.headers));
     line.split(' ').find_map(|item| item.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+}
+
+/// Panics if a VM has trapped, or a count is wrong.
+pub async fn no_trap(envoy: &RunningEnvoy) {
+    envoy.settled().await;
+    let log = envoy.log();
+    assert!(!log.contains("panicked") && !log.contains("Proxy-Wasm plugin in-VM backtrace"), "a VM trapped");
+    let status = envoy.pool_status().await;
+    assert_eq!([&status["drift"], &status["dead_workers"]], [0, 0], "{status:#}");
 }
 
 /// Within a quarter of what it should be.
@@ -89,11 +98,15 @@ async fn a_host_that_becomes_slow_loses_its_share_within_twenty_of_its_jobs_and_
     assert!(fleet.jobs().iter().all(|jobs| (4..=9).contains(jobs)), "{:?}", fleet.jobs());
     fleet[0].set_speed(0.2);
     fleet.clear_books();
-    drafts(Load::rate(60.0, 120)).run(&envoy).await.assert_served();
-    assert!(fleet[0].jobs() <= 20, "it is slow, and got {:?}", fleet.jobs());
-    fleet.clear_books();
-    drafts(Load::burst(32)).run(&envoy).await.assert_served();
-    assert!(fleet[0].jobs() <= 4, "a fifth of the others' share is 2: {:?}", fleet.jobs());
+    // A single slow job may be an outlier, and where few jobs come it is enough to get no other: so many come at once.
+    let mut share = 8;
+    while share > 4 {
+        drafts(Load::burst(12)).run(&envoy).await.assert_served();
+        let (meanwhile, status) = (fleet[0].jobs(), envoy.pool_status().await);
+        assert!(meanwhile <= 20, "it is slow, and gets {share} of 32: {status:#}");
+        drafts(Load::burst(32)).run(&envoy).await.assert_served();
+        share = fleet[0].jobs() - meanwhile;
+    }
     // It gets jobs all the same where many come at once, and shows with them that it is well again.
     fleet[0].set_speed(1.0);
     for round in 0.. {
@@ -145,14 +158,14 @@ async fn without_history_jobs_are_spread_by_their_number_and_only_what_ended_wel
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_way_jobs_end_the_work_on_their_hosts_is_nothing_afterwards() {
-    let fleet = fleet(&[1.0, 1.0, 0.5, 2.0], Gpu::new().slots(8).class("draft", 20).class("film", 150)).await;
+    let fleet = fleet(&[1.0, 1.0, 0.5, 2.0], Gpu::new().slots(8).class("draft", 20).class("film", 300)).await;
     let patient = json!({"failure": {"consecutive": 1000}, "least_time": {"runs_at_once": 8}});
     let envoy = envoy(&fleet, patient.clone()).live().start().await;
-    in_turn(Load::rate(100.0, 60), &["draft", "film"]).run(&envoy).await.assert_served();
     fleet[1].set(Fault::status(500).fraction(0.3));
     fleet[2].set(Fault::reset_in_body().fraction(0.3));
     fleet[3].set(Fault::reset().fraction(0.3));
     for (alternates, policy) in [(0, "least_time"), (2, "least_score"), (1, "least_time")] {
+        in_turn(Load::rate(100.0, 50), &["draft", "film"]).run(&envoy).await;
         let mix = in_turn(Load::burst(50), &["draft", "film", "film", "unheard-of"]).each(|n, shot| match n % 5 {
             0 => shot.abort = Some(support::Abort::After(Duration::from_millis(30))),
             1 => shot.abort = Some(support::Abort::InBody),
@@ -173,7 +186,7 @@ async fn whatever_way_jobs_end_the_work_on_their_hosts_is_nothing_afterwards() {
         assert!(books.iter().all(|host| matches!(host["work_ms"].as_f64(), None | Some(0.0))), "{policy}: {books:#?}");
         envoy.reload_pool(learning(patient.clone())).await.expect("taken up");
     }
-    assert_eq!(envoy.pool_status().await["drift"], 0);
+    no_trap(&envoy).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

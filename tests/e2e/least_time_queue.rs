@@ -24,11 +24,11 @@ fn send(envoy: &RunningEnvoy, class: &str) -> JoinHandle<Reply> {
 
 /// A host of speed 4 and one of speed ½, of one slot each, of which both are known: a `draft` takes 100 ms on the one and 800 ms on the other, a `film` twice as long.
 async fn start(keys: Value) -> (Fleet, RunningEnvoy) {
-    let gpu = Gpu::new().class("draft", 400).class("film", 800).class("lesson", 40).class("endless", 400);
+    let gpu = Gpu::new().class("draft", 400).class("film", 800).class("lesson", 160).class("endless", 400);
     let fleet = fleet(&[4.0, 0.5], gpu).await;
     let envoy = envoy(&fleet, one_slot(keys)).start().await;
-    for class in ["lesson", "lesson", "lesson", "lesson", "lesson"] {
-        Load::burst(14).header("x-job-class", class).run(&envoy).await.assert_served();
+    for _ in 0..4 {
+        Load::burst(14).header("x-job-class", "lesson").run(&envoy).await.assert_served();
     }
     for class in ["draft", "draft", "film", "film", "endless"] {
         let reply = ask(&envoy, class).await;
@@ -37,7 +37,8 @@ async fn start(keys: Value) -> (Fleet, RunningEnvoy) {
     envoy.settled().await;
     let status = envoy.pool_status().await;
     let speed = |host: usize| status["hosts"][host]["speed"].as_f64().expect("known");
-    assert!((5.0..=11.0).contains(&(speed(FAST) / speed(SLOW))), "{status:#}");
+    // Eight times, and less where the machine is busy, which adds to each job alike.
+    assert!((4.5..=11.0).contains(&(speed(FAST) / speed(SLOW))), "{status:#}");
     assert!(class(&status, "film").is_some() && class(&status, "draft").is_some(), "{status:#}");
     fleet.clear_books();
     (fleet, envoy)
@@ -66,7 +67,7 @@ async fn a_long_job_waits_for_the_fast_host_and_what_comes_behind_it_does_not_wa
     waiting(&envoy, 1).await;
     let drafts = Load::burst(8).header("x-job-class", "draft").run(&envoy).await;
     drafts.assert_served();
-    assert!((1..=3).contains(&fleet[SLOW].jobs()), "{:?}", fleet.jobs());
+    assert!((1..=4).contains(&fleet[SLOW].jobs()), "{:?}", fleet.jobs());
     for film in [first, film] {
         assert_eq!(film.await.expect("sent").host(), Some(fleet[FAST].address()));
     }
@@ -96,8 +97,8 @@ async fn a_fast_host_that_dies_while_jobs_are_held_loses_its_own_job_only() {
     let (fleet, envoy) = start(json!({"alternates": 1})).await;
     let own = ask(&envoy, "film").header("x-sim-ms", "60000").start().await;
     fast_is_busy(&fleet).await;
-    let held: Vec<_> = (0..3).map(|_| send(&envoy, "draft")).collect();
-    waiting(&envoy, 3).await;
+    let held: Vec<_> = (0..2).map(|_| send(&envoy, "draft")).collect();
+    waiting(&envoy, 2).await;
     fleet[FAST].stop().await;
     for draft in held {
         let reply = draft.await.expect("sent");

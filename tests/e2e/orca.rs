@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 use support::{Client, Envoy, Fleet, Gpu, Reply, RunningEnvoy};
 
+use crate::least_time::no_trap;
+
 const TEXT: &str = "endpoint-load-metrics";
 const BINARY: &str = "endpoint-load-metrics-bin";
 
@@ -179,8 +181,7 @@ async fn reports_that_cannot_be_read_are_counted_and_the_answer_is_delivered_who
     assert_eq!(client.post("/prompt", "{}").await.status, 200);
     envoy.settled().await;
     assert_eq!(envoy.pool_status().await["bad_reports"], bad, "a long one that can be read is a good one");
-    let log = envoy.log();
-    assert!(!log.contains("panicked") && !log.contains("Function: proxy_"), "a VM trapped");
+    no_trap(&envoy).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
