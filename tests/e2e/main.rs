@@ -23,6 +23,7 @@ mod failing;
 mod fleet;
 mod harness;
 mod hostile;
+mod learned;
 mod leases;
 mod newcomers;
 mod outcomes;
