@@ -194,6 +194,7 @@ impl Book {
     pub fn join(&self, record: &mut Record, now: Instant) -> Joined {
         let known = self.step.filter(|step| step.incarnation == record.header.incarnation);
         let found = record.worker_row(self.worker, known.map_or(0, |step| step.row));
+        let epoch = record.header.epoch;
         let share = match known {
             None => Share::Nowhere,
             Some(step) if step.epoch == record.header.epoch && found.is_some() => Share::InFlight,
@@ -204,7 +205,9 @@ impl Book {
         };
         // The hosts first: a lease whose entry has gone is to find the one that will be chosen from, so that it fills a slot there.
         self.write_names(record, known.is_none_or(|step| step.fingerprint != self.fingerprint), now);
-        let mut seats = self.write_share(record, share, known.is_some());
+        // Also what this worker holds is to be counted anew.
+        let is_anew = share == Share::InFlight && record.header.epoch != epoch;
+        let mut seats = self.write_share(record, if is_anew { Share::Pending } else { share }, known.is_some());
         seats.extend(self.seat_those_without(record, now));
         let entry = Worker {
             id: self.worker,
@@ -292,7 +295,12 @@ impl Book {
             record.header.describe(&self.declared.score, self.declared.time_constant);
             let Declared { policy, most_at_once, patience, .. } = &self.declared;
             record.header.describe_policy(policy, *most_at_once, *patience);
+            let is_new = self.declared.wants_insight && !record.has_insights();
             record.keep_insights(self.declared.wants_insight);
+            if is_new && record.hosts().any(|host| host.load() > 0) {
+                // Else what jobs were counted with before would be taken off what others are counted with.
+                record.count_anew();
+            }
             record.header.describe_joining(self.declared.slow_start, self.declared.discovers);
             record.header.describe_queue(self.declared.max_length, self.declared.ageing);
         }

@@ -153,7 +153,9 @@ fn preferred(wanted: Wanted, pool: &Pool, roster: &Roster, load: impl Fn(u32) ->
     if let (Some(session), Some(key)) = (&pool.session, wanted.job.session) {
         let candidate = |place: &Place| {
             let address = pool.hosts.get(place.host)?.address;
-            Some(Candidate { address, weight: place.weight, load: load(place.slot).jobs, is_free: is_free(place) })
+            // A host that reports more jobs than it has slots does not make room for more of a session's on the others.
+            let load = load(place.slot).jobs.min(place.max_in_flight);
+            Some(Candidate { address, weight: place.weight, load, is_free: is_free(place) })
         };
         let candidates: Vec<Candidate> = roster.serving().iter().filter_map(candidate).collect();
         return session::host_of(key, &candidates, session.bound.into()).map(|(at, is_own)| (at, Some(is_own)));

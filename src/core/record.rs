@@ -334,8 +334,14 @@ impl Record {
     /// Takes a worker out: all counts become `pending` until each live worker has moved its own share back.
     pub fn declare_dead(&mut self, row: usize) {
         self.remove_worker(row);
-        self.header.epoch = self.header.epoch.wrapping_add(1);
         self.header.deaths = self.header.deaths.saturating_add(1);
+        self.count_anew();
+        self.sweep();
+    }
+
+    /// From now on each worker that lives says again what its share is, and what that weighs.
+    pub fn count_anew(&mut self) {
+        self.header.epoch = self.header.epoch.wrapping_add(1);
         for slot in 0..self.header.hosts {
             self.with_host(slot, |host| {
                 host.pending = host.load();
@@ -344,7 +350,6 @@ impl Record {
             // Whoever lives says again what its share weighs.
             self.with_insight(slot, |insight| (insight.work, insight.weighed) = (0, 0));
         }
-        self.sweep();
     }
 
     /// Drops what the dead had held, if every live worker has caught up with the epoch.

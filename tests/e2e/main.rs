@@ -25,6 +25,7 @@ mod failing;
 mod fleet;
 mod harness;
 mod hostile;
+mod learned;
 mod leases;
 mod least_time;
 mod least_time_queue;

@@ -112,6 +112,34 @@ fn joining_again_changes_no_count() {
 }
 
 #[test]
+fn where_insights_go_and_come_back_each_worker_says_again_what_its_jobs_weigh() {
+    let mut crew = Crew::new(2, &[0]);
+    let insightful = |crew: &mut Crew, worker: usize, wants_insight: bool| {
+        crew.books[worker].declare(Declared { wants_insight, ..declared(&[0]) });
+        crew.sync(worker);
+    };
+    let weigh = |crew: &mut Crew, worker: usize, work: u64| {
+        let stream = crew.take(worker, 0);
+        crew.record.weigh(0, Some(work));
+        crew.books[worker].lease_mut(stream).unwrap().burden.work = Some(work);
+        stream
+    };
+    let weighs = |crew: &Crew| (crew.record.insight(0).weighed, crew.record.insight(0).work);
+    (0..2).for_each(|worker| insightful(&mut crew, worker, true));
+    let old = [weigh(&mut crew, 0, 100), weigh(&mut crew, 1, 1000)];
+    assert_eq!(weighs(&crew), (2, 1100));
+    (0..2).for_each(|worker| insightful(&mut crew, worker, false));
+    (0..2).for_each(|worker| insightful(&mut crew, worker, true));
+    crew.sync_all();
+    assert_eq!((weighs(&crew), crew.counts(), crew.is_swept()), ((2, 1100), vec![(0, 2, 0)], true));
+    weigh(&mut crew, 0, 10);
+    crew.settle(1, old[1]);
+    crew.settle(0, old[0]);
+    assert_eq!((weighs(&crew), crew.counts()), ((1, 10), vec![(0, 1, 0)]));
+    assert_eq!((crew.record.header.deaths, crew.record.header.drift), (0, 0));
+}
+
+#[test]
 fn when_another_dies_its_share_goes_and_the_others_stay_counted_all_the_time() {
     let mut crew = Crew::new(3, &[0]);
     let stream = crew.take(0, 0);

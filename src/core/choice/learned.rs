@@ -1,6 +1,7 @@
 //! Choices by what is learned of hosts, and by what they tell of themselves.
 
 use super::*;
+use crate::config::Role;
 use crate::core::fixture::{at, pool, pool_of, record_of, wants};
 use crate::core::learning::{Job, Lesson, fading, learn};
 use crate::core::reading::Reading;
@@ -67,4 +68,30 @@ fn among_reserves_the_one_that_is_soonest_done_is_chosen() {
     (0..6).for_each(|_| record.reserve(1, None, at(9.5)));
     let firsts: Vec<usize> = (0..20).map(|seed| first(&record, &pool, seed)).collect();
     assert_eq!(firsts, [2; 20], "the one that has no job");
+}
+
+#[test]
+fn a_host_that_reports_a_million_jobs_lets_no_session_drown_another_one() {
+    let keys = r#"{"trusted_headers": true, "pools": {"gpu": {"max_in_flight": 50, "session": {"header": "x-session"}, "telemetry": {},
+        "hosts": [{"address": "10.0.0.1:80"}, {"address": "10.0.0.2:80"}, {"address": "10.0.0.3:80"}, {"address": "10.0.0.4:80"}]}}}"#;
+    let Ok(Role::Balancer(config)) = Role::parse(keys.as_bytes()) else { panic!("{keys}") };
+    let pool = config.pools["gpu"].clone();
+    let mut record = record_of(&pool);
+    // Not the session's own host, which would get none.
+    let job = Job { session: Some(7), ..Job::unknown() };
+    let wanted = Wanted { kind: Kind::Job, job: &job, preferred: None };
+    let choose = |record: &Record| match choose(record, &pool, &mut Roster::default(), at(10.0), &mut Random::new(1), wanted) {
+        Decision::Chosen(chosen) => chosen.hosts[0] as u32,
+        other => panic!("{other:?}"),
+    };
+    let own = choose(&record);
+    let liar = (own + 1) % 4;
+    report::tell(&mut record, liar, Reading::of(Some(1e6), None, None, None), at(9.9), at(9.9));
+    for _ in 0..40 {
+        let host = choose(&record);
+        record.reserve(host, None, at(9.9));
+    }
+    let loads: Vec<u32> = record.hosts().map(|host| host.load()).collect();
+    // Of the 91 jobs that are counted with the liar's 50 slots, no more than 1.25 × a fourth, where it would have been all 40.
+    assert!(loads.iter().all(|load| *load <= 29) && loads[liar as usize] == 0, "{loads:?}");
 }
