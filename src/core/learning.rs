@@ -136,7 +136,8 @@ impl Class {
     /// The mean work, in milliseconds on a host of speed 1, of a job of cost 1.
     pub fn mean(&self) -> Option<f32> {
         let mean = (self.log_work + self.noise.clamp(0.0, 2.0) / 2.0).exp();
-        (self.jobs > 0 && mean.is_finite()).then(|| mean.clamp(RANGE_MS.0, RANGE_MS.1))
+        // Of one unit of cost it may be a millionth of a millisecond.
+        (self.jobs > 0 && mean.is_finite() && mean > 0.0).then_some(mean)
     }
 
     fn new(label: Label, now: Instant) -> Self {

@@ -92,6 +92,11 @@ impl Class {
         Self { key, name, more_of_name, ..Self::default() }
     }
 
+    /// Whether it is the work of one unit of cost that is learned.
+    pub fn is_of_cost(&self) -> bool {
+        self.key & 1 == 1
+    }
+
     /// The beginning of its name, as far as it is text.
     pub fn name(&self) -> String {
         let bytes = [self.name.to_le_bytes().as_slice(), &self.more_of_name.to_le_bytes()].concat();
