@@ -132,7 +132,7 @@ struct Plan {
 impl Plan {
     fn new(effort: Effort, options: &Options) -> Self {
         let (second_ms, jobs, lead, cold) = effort.pick((50.0, 600, 60, 200), (10.0, 60, 10, 20));
-        let (stretch, jobs_of_two) = effort.pick((4, 300), (1, 60));
+        let (stretch, jobs_of_two) = effort.pick((8, 300), (1, 60));
         let loads: Vec<f64> = chosen(&LOADS, |(key, _)| key, options.load.as_deref()).into_iter().map(|(_, load)| load).collect();
         let quick = effort == Effort::Quick;
         Self {
