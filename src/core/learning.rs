@@ -50,6 +50,9 @@ const ALARM: f32 = 0.1;
 /// A surprise is cut at so many standard deviations.
 const BOUND: f32 = 3.0;
 
+/// How far, in logarithms, the work that a job's cost makes of it may be from the pool's mean to say something of a host: a hundredfold.
+const FAR: f32 = 4.6;
+
 /// Jobs whose noise counts.
 const NOISE_WINDOW: f32 = 16.0;
 
@@ -284,6 +287,7 @@ pub fn learn(record: &mut Record, lesson: Lesson, now: Instant, fading: Fading) 
     let speed = insight.log_speed_now(now, fading) + lesson.weight.ln();
     let (all, _) = place_of(record, Label { key: Label::ALL, ..Label::of(b"all") }, now);
     record.with_class(all, |all| learn_mean(all, service + speed, now));
+    let usual = record.class_at(all).map_or(0.0, |all| all.log_work);
     let (place, is_new) = place_of(record, lesson.job.class(), now);
     let mut class = record.class_at(place).unwrap_or_default();
     let doubt = if insight.taught == 0 { HOST_DOUBT } else { sane(insight.doubt, HOST_DOUBT) };
@@ -300,9 +304,14 @@ pub fn learn(record: &mut Record, lesson: Lesson, now: Instant, fading: Fading) 
         let bound = |sum: f32| BOUND * sum.sqrt();
         let is_surprise = raw.abs() > bound(class_doubt + doubt + noise);
         class.run = in_a_row(class.run, raw, is_surprise);
-        insight.run = in_a_row(insight.run, raw, is_surprise);
+        // A cost may be what a client says: one that is not true is no news of a host.
+        let is_believed = lesson.job.cost.is_none() || (class.log_work + cost - usual).abs() <= FAR;
+        if is_believed {
+            insight.run = in_a_row(insight.run, raw, is_surprise);
+        }
         let alarm = |run: i32| if run.abs() >= 2 { ALARM } else { 0.0 };
-        let (class_doubt, doubt) = (class_doubt + alarm(class.run), doubt + alarm(insight.run));
+        let before = doubt;
+        let (class_doubt, doubt) = (class_doubt + alarm(class.run), if is_believed { doubt + alarm(insight.run) } else { 0.0 });
         let sum = class_doubt + doubt + noise;
         let surprise = raw.clamp(-bound(sum), bound(sum));
         let (class_part, own_part) = (class_doubt / sum, doubt / sum);
@@ -312,7 +321,7 @@ pub fn learn(record: &mut Record, lesson: Lesson, now: Instant, fading: Fading) 
         let unexplained = (surprise * surprise - class_doubt - doubt).max(0.0);
         class.noise = noise + (unexplained - noise) * (1.0 / (class.jobs as f32 + 1.0)).max(1.0 / NOISE_WINDOW);
         class.doubt = (class_doubt * (1.0 - class_part) + DRIFT).min(HOST_DOUBT);
-        insight.doubt = (doubt * (1.0 - own_part) + DRIFT).min(HOST_DOUBT);
+        insight.doubt = if is_believed { (doubt * (1.0 - own_part) + DRIFT).min(HOST_DOUBT) } else { before };
     }
     (class.jobs, class.fed, insight.taught) = (class.jobs.saturating_add(1), now.0, now.0.max(1));
     record.with_class(place, |entry| *entry = class);

@@ -247,6 +247,32 @@ fn no_more_than_64_classes_have_a_name_and_those_in_use_keep_it() {
 }
 
 #[test]
+fn costs_that_are_not_true_make_no_host_slow() {
+    let mut world = World::new(&[1.0, 1.0, 1.0, 2.0]);
+    for lies in [[1e12, 1e-6], [1e12, 1e12], [1e-6, 1e-6]] {
+        for number in 0..800usize {
+            // All take a second at speed 1, whatever a half of them say.
+            let cost = if number % 2 == 0 { 1.0 } else { lies[number / 2 % 2] };
+            let job = Job { cost: Some(cost), ..World::job("image") };
+            let host = world.random.below(4);
+            world.end(&job, 1000.0, host);
+            pin(&mut world.record);
+        }
+        let speeds: Vec<f32> = (0..4).map(|host| world.record.insight(host).speed(at(world.now), fading(TAU))).collect();
+        assert!(speeds.iter().all(|speed| (0.3..3.0).contains(speed)), "{lies:?}: {speeds:?}");
+    }
+    // A host that has fallen back to its processor is one that is slow.
+    world.speeds[3] = 0.005;
+    for _ in 0..200 {
+        let (job, host) = (Job { cost: Some(1.0), ..World::job("image") }, world.random.below(4));
+        world.end(&job, 1000.0, host);
+        pin(&mut world.record);
+    }
+    let speed = |host: u32| world.record.insight(host).speed(at(world.now), fading(TAU));
+    assert!(speed(3) < speed(0) / 40.0, "{} {}", speed(3), speed(0));
+}
+
+#[test]
 fn a_host_that_runs_one_at_a_time_takes_a_job_up_when_the_one_before_it_ends() {
     let service = |latency: u64, since: u64, at_once, was_crowded| {
         service(Duration::from_millis(latency), at(10.0), at(10.0) + Duration::from_millis(since), at_once, was_crowded)

@@ -121,16 +121,12 @@ impl Prospect {
     /// Whether a job of so many times the mean work starts now; else for how long it is held at most.
     pub fn claim(&mut self, record: &Record, pool: &Pool, roster: &Roster, size: f32, now: Instant) -> Result<(), Instant> {
         let forecast = self.forecast.get_or_insert_with(|| Forecast::new(record, pool, roster, now));
-        match forecast.as_mut().map_or(Claim::Now(None), |forecast| forecast.claim(size)) {
-            Claim::Now(preferred) => {
-                self.preferred = preferred;
-                Ok(())
-            }
-            Claim::Later(until) => {
-                self.preferred = None;
-                Err(until)
-            }
-        }
+        let (preferred, claim) = match forecast.as_mut().map_or(Claim::Now(None), |forecast| forecast.claim(size)) {
+            Claim::Now(preferred) => (preferred, Ok(())),
+            Claim::Later(until) => (None, Err(until)),
+        };
+        self.preferred = preferred;
+        claim
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::vm::Met;
+use super::POOL;
+use super::vm::{Met, Vm};
 use super::wanted::Slots;
 use super::world::World;
 use crate::core::address::Address;
@@ -84,6 +85,21 @@ impl<'a> Stand<'a> {
     fn is_one_due(&self, within: Duration) -> bool {
         let is_due = |host: &Host| host.next_change(self.now).is_some_and(|change| change.since(self.now) <= within);
         [self.serving(), self.probing(), self.strangers(), self.those(is_due)].iter().any(|hosts| !hosts.is_empty())
+    }
+}
+
+impl Vm {
+    /// Whether any of its jobs waits, and is not held.
+    pub fn waits_for_nobody(&self, may_be_held: bool) -> bool {
+        let (worker, now) = (self.worker.borrow(), self.now());
+        let may_be_held = may_be_held && self.live().first().is_some_and(|running| running.wanted.holds());
+        let is_held = |until: Option<Instant>| until.map_or(may_be_held, |until| until > now);
+        worker.books.get(POOL).is_some_and(|books| books.paused.values().any(|paused| !is_held(paused.held_until)))
+    }
+
+    /// For how long the newest configuration believes what hosts tell.
+    pub fn patience(&self) -> Option<Duration> {
+        self.live().first().and_then(|running| running.pool.as_ref()?.patience())
     }
 }
 

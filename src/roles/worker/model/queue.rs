@@ -236,19 +236,6 @@ impl Vm {
         self.worker.borrow().books.get(POOL).map_or(0, |books| books.book.turned_away)
     }
 
-    /// Whether any of its jobs waits, and is not held.
-    fn waits_for_nobody(&self, may_be_held: bool) -> bool {
-        let (worker, now) = (self.worker.borrow(), self.now());
-        let may_be_held = may_be_held && self.live().first().is_some_and(|running| running.wanted.holds());
-        let is_held = |until: Option<Instant>| until.map_or(may_be_held, |until| until > now);
-        worker.books.get(POOL).is_some_and(|books| books.paused.values().any(|paused| !is_held(paused.held_until)))
-    }
-
-    /// For how long the newest configuration believes what hosts tell.
-    fn patience(&self) -> Option<Duration> {
-        self.live().first().and_then(|running| running.pool.as_ref()?.patience())
-    }
-
     fn check_order(&self, batch: &Batch) {
         // A job that is held lets others pass.
         if self.live().iter().any(|running| running.wanted.holds()) {
