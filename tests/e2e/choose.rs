@@ -201,7 +201,7 @@ async fn the_status_listener_answers_its_path_and_nothing_else() {
             json!({"address": address.to_string(), "state": "serving", "in_flight": 0, "max_in_flight": 3, "weight": 1.0, "ramp": 1.0,
                 "newcomer": false, "reserve": false,
                 "ewma_ms": null, "score": 0.7, "penalty": 1.0, "consecutive_failures": 0, "ejected_for_ms": 0, "busy_for_ms": 0,
-                "ejections": 0, "reason": null, "requests": 0, "failures": 0})
+                "ejections": 0, "reason": null, "requests": 0, "failures": 0, "speed": null, "work_ms": null, "told": null})
         })
         .collect();
     support::eventually("the first tick makes the books", async || !envoy.status().await["pools"]["gpu"].is_null()).await;

@@ -10,10 +10,8 @@ impl<H: Host> Stream<H> {
         let Some(pool) = self.reports_to.clone() else { return };
         let [text, binary] = [orca::TEXT, orca::BINARY].map(|name| {
             let value = self.host.header(map, name);
-            if value.is_some() {
-                // What cannot be removed is no secret.
-                let _ = self.host.remove_header(map, name);
-            }
+            // Also one without a value. What cannot be removed is no secret.
+            let _ = self.host.remove_header(map, name);
             value
         });
         match orca::read(text.as_deref(), binary.as_deref()) {
