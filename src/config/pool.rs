@@ -230,13 +230,18 @@ impl Pool {
         })
     }
 
-    /// How many jobs a host with so many slots is believed to run at once, for `least_time`: where jobs wait in front of the hosts, as many as it has slots; where they wait inside, one.
-    pub fn runs_at_once(&self, max_in_flight: u32) -> u32 {
+    /// How many jobs a host is believed to run at once, for `least_time`: where jobs wait in front of the hosts, as many as it has slots (`None`); where they wait inside, one.
+    pub fn most_at_once(&self) -> Option<u32> {
         match self.policy {
-            Policy::LeastTime { runs_at_once: Some(count) } => count.min(max_in_flight),
-            _ if self.queue.is_some() => max_in_flight,
-            _ => 1,
+            Policy::LeastTime { runs_at_once: Some(count) } => Some(count),
+            _ if self.queue.is_some() => None,
+            _ => Some(1),
         }
+    }
+
+    /// The same of a host with so many slots.
+    pub fn runs_at_once(&self, max_in_flight: u32) -> u32 {
+        self.most_at_once().map_or(max_in_flight, |most| most.min(max_in_flight))
     }
 
     /// Whether it matters what is known of a job before it runs.

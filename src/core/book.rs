@@ -44,6 +44,10 @@ pub struct Declared {
     pub hosts: Vec<Named>,
     /// How hosts are chosen.
     pub policy: Policy,
+    /// See [`crate::config::Pool::most_at_once`].
+    pub most_at_once: Option<u32>,
+    /// See [`crate::config::Pool::patience`].
+    pub patience: Duration,
     /// Whether hosts are to be known by more than their jobs and latencies.
     pub wants_insight: bool,
     /// The score's parameters.
@@ -79,7 +83,7 @@ impl Declared {
         }
         let Score { in_flight_weight, latency_weight, target_latency } = self.score;
         (in_flight_weight.to_bits(), latency_weight.to_bits(), target_latency).hash(&mut hasher);
-        (self.policy.word(), self.wants_insight).hash(&mut hasher);
+        (format!("{:?}", self.policy), self.most_at_once, self.patience, self.wants_insight).hash(&mut hasher);
         (self.has_pool, self.time_constant, self.slow_start, self.discovers, self.max_length, self.ageing).hash(&mut hasher);
         hasher.finish()
     }
@@ -289,7 +293,8 @@ impl Book {
         }
         if news && self.declared.has_pool {
             record.header.describe(&self.declared.score, self.declared.time_constant);
-            record.header.describe_policy(&self.declared.policy);
+            let Declared { policy, most_at_once, patience, .. } = &self.declared;
+            record.header.describe_policy(policy, *most_at_once, *patience);
             let is_new = self.declared.wants_insight && !record.has_insights();
             record.keep_insights(self.declared.wants_insight);
             if is_new && record.hosts().any(|host| host.load() > 0) {

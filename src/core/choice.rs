@@ -115,7 +115,7 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
         if scores.is_empty() {
             return no_host(roster, now);
         }
-        let running = roster.serving().iter().map(|place| u64::from(load(place.slot))).sum();
+        let running = roster.serving().iter().map(|place| u64::from(load(place.slot).counted)).sum();
         return Decision::Full(until_a_slot_is_free(running, roster.mean()));
     }
     let band = scoring.band(lowest);
@@ -148,13 +148,13 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
 }
 
 /// The host that is to have the job before all others, by its place among those that serve; and of a session's job whether that is the session's own.
-fn preferred(wanted: Wanted, pool: &Pool, roster: &Roster, load: impl Fn(u32) -> u32) -> Option<(usize, Option<bool>)> {
-    let is_free = |place: &Place| place.behind == 0.0 && load(place.slot) < place.max_in_flight;
+fn preferred(wanted: Wanted, pool: &Pool, roster: &Roster, load: impl Fn(u32) -> Load) -> Option<(usize, Option<bool>)> {
+    let is_free = |place: &Place| place.behind == 0.0 && load(place.slot).counted < place.max_in_flight;
     if let (Some(session), Some(key)) = (&pool.session, wanted.job.session) {
         let candidate = |place: &Place| {
             let address = pool.hosts.get(place.host)?.address;
             // A host that reports more jobs than it has slots does not make room for more of a session's on the others.
-            let load = load(place.slot).min(place.max_in_flight);
+            let load = load(place.slot).jobs.min(place.max_in_flight);
             Some(Candidate { address, weight: place.weight, load, is_free: is_free(place) })
         };
         let candidates: Vec<Candidate> = roster.serving().iter().filter_map(candidate).collect();
@@ -165,19 +165,24 @@ fn preferred(wanted: Wanted, pool: &Pool, roster: &Roster, load: impl Fn(u32) ->
     Some((at, None))
 }
 
-/// The jobs that fill a host's slots: its own, and where it reports more, those of others. Where none had a free slot by what they report, though one has by what we count, they are not heeded:
-/// whoever waited for them would wait for ever behind another Envoy that has jobs enough, or for hosts that tell nonsense.
-fn loads<'a>(record: &'a Record, roster: &'a Roster, pool: &Pool, now: Instant) -> impl Fn(u32) -> u32 + Copy + 'a {
+/// A host's jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Those that we count: they fill its slots. What it reports fills none: it may be old by the time, and then a host that is free would stand idle.
+    pub counted: u32,
+    /// Those that it has, by what it reports, too: by them it is chosen.
+    pub jobs: u32,
+}
+
+fn loads<'a>(record: &'a Record, roster: &'a Roster, pool: &Pool, now: Instant) -> impl Fn(u32) -> Load + Copy + 'a {
     let entries = record.host_bytes();
-    let counted = move |slot: u32| {
-        let entry = entries.get(slot as usize).map(Front::of).unwrap_or_default();
-        entry.load().saturating_add(roster.earlier_load(slot, record))
-    };
-    let told = move |slot: u32, patience: Duration| record.insight(slot).jobs(counted(slot), now, patience);
     let patience = pool.patience().filter(|_| record.has_insights());
-    let leaves_one = |patience: &Duration| roster.serving().iter().any(|place| told(place.slot, *patience) < place.max_in_flight);
-    let patience = patience.filter(leaves_one);
-    move |slot| patience.map_or_else(|| counted(slot), |patience| told(slot, patience))
+    move |slot| {
+        let entry = entries.get(slot as usize).map(Front::of).unwrap_or_default();
+        let counted = entry.load().saturating_add(roster.earlier_load(slot, record));
+        let jobs = patience.map_or(counted, |patience| record.insight(slot).jobs(counted, now, patience));
+        Load { counted, jobs }
+    }
 }
 
 /// How many jobs the pool takes now: free slots of hosts that serve, and one for each host that waits for its trial. A stranger's early trial is one only
@@ -185,7 +190,7 @@ fn loads<'a>(record: &'a Record, roster: &'a Roster, pool: &Pool, now: Instant) 
 pub fn free_slots(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant) -> usize {
     roster.refresh(record, pool, now);
     let load = loads(record, roster, pool, now);
-    let free = |place: &Place| place.max_in_flight.saturating_sub(load(place.slot)) as usize;
+    let free = |place: &Place| place.max_in_flight.saturating_sub(load(place.slot).counted) as usize;
     let trials = |places: &[Place]| places.iter().filter(|place| free(place) > 0).count();
     let slots = roster.serving().iter().map(free).sum::<usize>().saturating_add(trials(roster.on_trial()));
     if slots > 0 { slots } else { trials(roster.on_early_trial()).min(1) }
@@ -205,11 +210,11 @@ pub fn is_one_due(roster: &Roster, within: Duration, now: Instant) -> bool {
 }
 
 /// One of the hosts that should get the next job, whatever its score: any of them, so that one that fails each trial does not stand before the others.
-fn a_free_one(places: &[Place], load: impl Fn(u32) -> u32, random: &mut Random) -> Option<Place> {
+fn a_free_one(places: &[Place], load: impl Fn(u32) -> Load, random: &mut Random) -> Option<Place> {
     if places.is_empty() {
         return None;
     }
-    let free: Vec<&Place> = places.iter().filter(|place| load(place.slot) < place.max_in_flight).collect();
+    let free: Vec<&Place> = places.iter().filter(|place| load(place.slot).counted < place.max_in_flight).collect();
     free.get(random.below(free.len())).map(|place| **place)
 }
 
@@ -223,7 +228,7 @@ fn why(
     places: &[&Place],
     is_trial: bool,
     roster: &Roster,
-    load: impl Fn(u32) -> u32,
+    load: impl Fn(u32) -> Load,
     scoring: &Scoring,
     session: Option<bool>,
 ) -> Option<Why> {
@@ -236,8 +241,8 @@ fn why(
 }
 
 /// What is added to the score of a host that is only to be chosen where no other has a free slot; [`FULL`] or more if it has none itself.
-fn behind(place: &Place, load: u32) -> f64 {
-    if load >= place.max_in_flight { place.behind + FULL } else { place.behind }
+fn behind(place: &Place, load: Load) -> f64 {
+    if load.counted >= place.max_in_flight { place.behind + FULL } else { place.behind }
 }
 
 /// With `n` jobs of mean length `t` running side by side, the next one ends after about `t / n`.
@@ -278,6 +283,9 @@ mod failing;
 
 #[cfg(test)]
 mod joining;
+
+#[cfg(test)]
+mod telling;
 
 #[cfg(test)]
 mod learned;

@@ -39,7 +39,7 @@ pub fn named(host: usize) -> Named {
 pub fn record_of(pool: &Pool) -> Record {
     let mut record = Record::new(1);
     record.header.describe_joining(pool.slow_start, pool.discovery.is_some());
-    record.header.describe_policy(&pool.policy);
+    record.header.describe_policy(&pool.policy, pool.most_at_once(), pool.patience().unwrap_or_default());
     record.keep_insights(pool.wants_insight());
     for host in &pool.hosts {
         record.add_host(host.named(), false);

@@ -21,6 +21,7 @@
 
 use std::time::Duration;
 
+use super::choice::Load;
 use super::ewma::Fading;
 use super::queue::ONE_TURN;
 use super::record::{Class, Insight, Record};
@@ -138,7 +139,8 @@ impl Class {
     /// The mean work, in milliseconds on a host of speed 1, of a job of cost 1.
     pub fn mean(&self) -> Option<f32> {
         let mean = (self.log_work + self.noise.clamp(0.0, 2.0) / 2.0).exp();
-        (self.jobs > 0 && mean.is_finite()).then(|| mean.clamp(RANGE_MS.0, RANGE_MS.1))
+        // Of one unit of cost it may be a millionth of a millisecond.
+        (self.jobs > 0 && mean.is_finite() && mean > 0.0).then_some(mean)
     }
 
     fn new(label: Label, now: Instant) -> Self {
@@ -173,6 +175,12 @@ pub fn size(record: &Record, job: &Job) -> f32 {
     work_of(record, job).zip(mean_work(record)).map_or(ONE_TURN, |(work, mean)| work / mean)
 }
 
+/// Whether jobs of a class are so much alike that it says something how long one has run: they differ by less than a third.
+pub fn are_alike(record: &Record) -> bool {
+    const ALIKE: f32 = 0.1;
+    record.class(Label::ALL).is_some_and(|(_, all)| all.doubt < ALIKE)
+}
+
 /// How a host's speed fades, with this time constant of latencies.
 pub fn fading(time_constant: Duration) -> Fading {
     Fading::new(time_constant.saturating_mul(FADES_SLOWER))
@@ -189,13 +197,18 @@ impl Insight {
         self.log_speed_now(now, fading).exp()
     }
 
-    /// What stands before a job on this host, which has so many jobs; one of which nothing is known is of the mean work.
+    /// What stands before a job on this host; a job of which nothing is known is of the mean work. Of those that only the host knows of so much is believed to be done as the host can
+    /// have done since it told of them.
     #[inline]
-    pub fn ahead(&self, load: u32, mean: f64) -> Ahead {
-        let unknown = load.saturating_sub(self.weighed);
-        // Not more than are there, as where a host was told of last before many ended.
-        let known = if self.weighed > load { f64::from(load) / f64::from(self.weighed) } else { 1.0 };
-        Ahead { jobs: load, work: self.work_ms() * known + f64::from(unknown) * mean }
+    pub fn ahead(&self, load: Load, mean: f64, speed: f64, now: Instant) -> Ahead {
+        let unknown = load.counted.saturating_sub(self.weighed);
+        let known = self.work_ms() + f64::from(unknown) * mean;
+        let others = f64::from(load.jobs.saturating_sub(load.counted));
+        if others == 0.0 {
+            return Ahead { jobs: load.counted, work: known };
+        }
+        let left = (others * mean - self.since_told(now) * speed).max(0.0);
+        Ahead { jobs: load.counted.saturating_add((left / mean).ceil() as u32), work: known + left }
     }
 
     /// The work of its jobs in flight that is known, in milliseconds on a host of speed 1.
@@ -312,6 +325,7 @@ pub fn learn(record: &mut Record, lesson: Lesson, now: Instant, fading: Fading) 
     }
     (class.jobs, class.fed, insight.taught) = (class.jobs.saturating_add(1), now.0, now.0.max(1));
     record.with_class(place, |entry| *entry = class);
+    record.with_class(all, |all| all.doubt += (class.noise - all.doubt) / POOL_WINDOW);
     record.with_insight(lesson.slot, |entry| *entry = insight);
     record.header.learns();
 }
@@ -321,7 +335,8 @@ fn learn_mean(all: &mut Class, log_work: f32, now: Instant) {
     let part = (1.0 / (all.jobs as f32 + 1.0)).max(1.0 / POOL_WINDOW);
     let surprise = log_work - all.log_work;
     if all.jobs == 0 || !all.log_work.is_finite() {
-        (all.log_work, all.noise) = (log_work, 0.0);
+        // Of the mean of all it is how far jobs of one class differ.
+        (all.log_work, all.noise, all.doubt) = (log_work, 0.0, FIRST_NOISE);
     } else {
         all.log_work += part * surprise;
         all.noise += part * (surprise * surprise - sane(all.noise, FIRST_NOISE));

@@ -27,9 +27,10 @@ use super::queue::{Turn, Waiting};
 use super::time::Instant;
 use crate::config;
 
-pub use layout::{Class, Front, Header, Host, Insight, VERSION, Worker};
+pub use insight::{Class, Insight};
 use layout::{DRAIN, MAGIC, PAST, RESERVE, RETIRED};
 pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, STRANGER, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
+pub use layout::{Front, Header, Host, VERSION, Worker};
 
 /// What the configuration says of a host, as far as the record shows it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! What hosts told of themselves, as far as it still holds.
 //!
-//! A host's jobs in flight are the larger of what we count and of what it reports, less the jobs of ours that have ended since: with several Envoys in front of one fleet each sees the
-//! jobs of the others so, and between two reports nobody's own jobs are counted twice. What is older than a pool's patience is unknown, and unknown never stops traffic.
+//! A host's jobs in flight are those that we count, and those of others: what it reported less what we counted then. So with several Envoys in front of one fleet each sees the jobs of the others, and
+//! what we know to have come or ended since is known at once. What is older than a pool's patience is unknown, and unknown never stops traffic.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ const MEMORY: u32 = 1 << 2;
 const COMPUTE: u32 = 1 << 3;
 
 impl Insight {
-    /// Takes over what the host told at this time, when so many of its jobs had ended. Counts and utilisations may come from different sources, each with its own age.
-    pub fn tell(&mut self, reading: Reading, at: Instant, ended: u32) {
+    /// Takes over what the host told at this time, when we counted so many jobs there. Counts and utilisations may come from different sources, each with its own age.
+    pub fn tell(&mut self, reading: Reading, at: Instant, counted: u32) {
         let mut put = |flag: u32, value: Option<f32>| {
             self.tells = if value.is_some() { self.tells | flag } else { self.tells & !flag };
             value.unwrap_or(0.0)
         };
         if reading.counts_jobs() {
             (self.running, self.waiting) = (put(RUNNING, reading.running), put(WAITING, reading.waiting));
-            (self.told_jobs, self.ended_then) = (at.0, ended);
+            (self.told_jobs, self.counted_then) = (at.0, counted);
         }
         if reading.memory.is_some() || reading.compute.is_some() {
             (self.memory, self.compute) = (put(MEMORY, reading.memory), put(COMPUTE, reading.compute));
@@ -53,6 +53,11 @@ impl Insight {
         self.reading(self.told_jobs != 0, self.told_parts != 0)
     }
 
+    /// How long ago it told of its jobs, in milliseconds.
+    pub fn since_told(&self, now: Instant) -> f64 {
+        now.since(Instant(self.told_jobs)).as_micros() as f64 / 1e3
+    }
+
     /// How old what it told of its jobs, and of its utilisation, is.
     pub fn ages(&self, now: Instant) -> [Option<Duration>; 2] {
         [self.told_jobs, self.told_parts].map(|told| (told != 0).then(|| now.since(Instant(told))))
@@ -66,7 +71,7 @@ impl Insight {
         }
         let told = self.told(now, patience);
         let reported = told.running.unwrap_or(0.0) + told.waiting.unwrap_or(0.0);
-        counted.max((reported as u32).saturating_sub(self.ended.wrapping_sub(self.ended_then)))
+        counted.saturating_add((reported as u32).saturating_sub(self.counted_then))
     }
 }
 
@@ -116,8 +121,8 @@ pub struct Statement {
     pub ended: u32,
 }
 
-/// How many jobs of ours have ended on a host, wrapping. What it tells is of some time after it was asked, and it is written down some time after that: to take those that
-/// end meanwhile for jobs that it still has would fill its slots with jobs that are none. Those that it knew to have ended are subtracted twice so, to the next answer, which costs nobody a slot.
+/// How many jobs of ours have ended on a host, wrapping. What it tells is of some time after it was asked, and it is written down some time after that. To take those that
+/// end meanwhile for jobs of others would make an idle host look busy until the next answer: so all that were there between are ours.
 pub fn ended(record: &Record, address: Address) -> u32 {
     record.seat_at(address).map_or(0, |seat| record.insight(seat.slot).ended)
 }
@@ -127,6 +132,7 @@ const LATE: Duration = Duration::from_millis(100);
 
 /// Writes down what the host in a slot told at this time, as far as it has not told something newer.
 pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant, now: Instant) {
+    let counted = record.host(slot).map_or(0, |host| host.load());
     record.with_insight(slot, |insight| {
         let mut reading = reading;
         let is_newer = |told: u64| at < Instant(told) && Instant(told) <= now;
@@ -136,7 +142,7 @@ pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant, now: 
         if is_newer(insight.told_parts) {
             (reading.memory, reading.compute) = (None, None);
         }
-        insight.tell(reading, at, insight.ended);
+        insight.tell(reading, at, counted);
     });
     record.header.learns();
 }
@@ -145,7 +151,11 @@ pub fn tell(record: &mut Record, slot: u32, reading: Reading, at: Instant, now: 
 pub fn tell_all(record: &mut Record, statements: &[Statement]) {
     for Statement { address, reading, at, ended } in statements {
         if let Some(seat) = record.seat_at(*address) {
-            record.with_insight(seat.slot, |insight| insight.tell(*reading, *at, *ended));
+            let counted = record.host(seat.slot).map_or(0, |host| host.load());
+            record.with_insight(seat.slot, |insight| {
+                let meanwhile = insight.ended.wrapping_sub(*ended);
+                insight.tell(*reading, *at, counted.saturating_add(meanwhile));
+            });
             record.header.learns();
         }
     }
@@ -176,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_in_flight_are_the_larger_of_ours_and_the_reported_less_those_that_ended_since() {
+    fn jobs_in_flight_are_ours_and_those_that_the_host_reported_beyond_ours() {
         let (mut record, seats) = seats_of(1);
         record.keep_insights(true);
         (0..4).for_each(|_| record.reserve(0, None, at(9.0)));
@@ -184,9 +194,11 @@ mod tests {
         let now = |record: &Record| record.insight(0).jobs(record.host(0).unwrap().load(), at(11.0), PATIENCE);
         assert_eq!(now(&record), 7);
         (0..3).for_each(|_| record.release(seats[0], None, at(10.5)));
-        assert_eq!(now(&record), 4, "three of the seven have ended");
+        assert_eq!(now(&record), 4, "three of the seven have ended: one of ours and three of others are left");
         (0..9).for_each(|_| record.reserve(0, None, at(10.6)));
-        assert_eq!(now(&record), 10, "more of our own than were told");
+        assert_eq!(now(&record), 13, "nine more of ours");
+        tell(&mut record, 0, jobs(2.0, 0.0), at(10.8), at(10.8));
+        assert_eq!(now(&record), 10, "it tells of fewer than we count");
         assert_eq!(record.insight(0).jobs(2, at(20.0), PATIENCE), 2, "stale");
     }
 

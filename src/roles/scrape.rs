@@ -58,6 +58,8 @@ struct Asked {
     from: Instant,
     open: Option<Question>,
     said: Option<Said>,
+    /// Whether the log says that it cannot be read.
+    is_told: bool,
 }
 
 /// A question that is open.
@@ -136,7 +138,7 @@ impl Scrapes {
 
 impl Asked {
     fn new(from: Instant) -> Self {
-        Self { poller: Poller::default(), from, open: None, said: None }
+        Self { poller: Poller::default(), from, open: None, said: None, is_told: false }
     }
 
     fn is_due(&mut self, scrape: &Scrape, now: Instant, random: &mut Random) -> bool {
@@ -223,13 +225,14 @@ impl<H: Host> Worker<H> {
         };
         asked.open = None;
         let had_failed = asked.poller.answered(said.is_ok(), scrape.interval, now);
+        let is_told = asked.is_told;
         let outcome = if said.is_ok() { "read" } else { "failed" };
         self.count(format!("scrapes;pool={name};host={address};outcome={outcome}"));
         let path = scrape.paths.get(page).map_or("", String::as_str);
         match said {
             Ok(reading) => {
                 if let Some(asked) = self.asked(name, (address, page)) {
-                    asked.said = Some(Said { reading, at: now, ended });
+                    (asked.said, asked.is_told) = (Some(Said { reading, at: now, ended }), false);
                 }
                 if let Some(books) = self.books.get_mut(name) {
                     books.watch.scrapes.news.insert(address);
@@ -238,14 +241,17 @@ impl<H: Host> Worker<H> {
                     self.say("scrape again", Level::Info, || format!("pool {name}: {path} of {address} is read again"));
                 }
             }
-            // The first of a row is told; the counter has them all.
-            Err(what) if !had_failed => {
+            // One of a row is told; the counter has them all. Where many fail at once, each has its line in its turn.
+            Err(what) if !is_told => {
                 let then = scrape.stale_after().as_secs_f64();
-                self.say("scrape", Level::Warn, || {
+                let is_told = self.has_said("scrape", Level::Warn, || {
                     format!(
                         "pool {name}: could not read {path} of {address}: {what}; what it said before is unknown once that is {then:.1} s old"
                     )
                 });
+                if let Some(asked) = self.asked(name, (address, page)) {
+                    asked.is_told = is_told;
+                }
             }
             Err(_) => {}
         }

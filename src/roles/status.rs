@@ -107,7 +107,7 @@ fn millis(time: Duration) -> u64 {
 
 /// What is known of the jobs of each class: the mean work, in milliseconds on a host of speed 1 (of a class with costs, for a cost of 1).
 fn classes(record: &Record) -> Vec<Value> {
-    let class = |class: Class| json!({ "name": class.name(), "work_ms": class.mean().map(|work| rounded(work.into())), "jobs": class.jobs });
+    let class = |class: Class| json!({ "name": class.name(), "work_ms": class.mean().map(f64::from), "of_cost": class.is_of_cost(), "jobs": class.jobs });
     record.classes().map(class).collect()
 }
 

@@ -191,6 +191,7 @@ impl<H: Host> Worker<H> {
             if newest.is_none() {
                 (declared.score, declared.time_constant, declared.slow_start) = (pool.score, pool.time_constant, pool.slow_start);
                 (declared.policy, declared.wants_insight) = (pool.policy, pool.wants_insight());
+                (declared.most_at_once, declared.patience) = (pool.most_at_once(), pool.patience().unwrap_or_default());
                 declared.has_pool = true;
                 if let Some(queue) = &pool.queue {
                     (declared.max_length, declared.ageing) = (queue.max_length, queue.ageing);
@@ -363,16 +364,22 @@ impl<H: Host> Worker<H> {
 
     /// Logs a line of this kind at most once a second, with the number of those left out.
     pub fn say(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) {
+        self.has_said(kind, level, line);
+    }
+
+    /// The same, and gives whether it was not left out.
+    pub fn has_said(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) -> bool {
         let now = self.host.now();
         let (last, left_out) = self.said.entry(kind).or_default();
         if (*last..*last + Duration::from_secs(1)).contains(&now) && *last != Instant::default() {
             *left_out += 1;
-            return;
+            return false;
         }
         let more = std::mem::take(left_out);
         *last = now;
         let tail = if more > 0 { format!(" (and {more} more like it)") } else { String::new() };
         self.host.log(level, &format!("plimsoll: {}{tail}", line()));
+        true
     }
 
     /// Logs a fault of Envoy's.

@@ -101,7 +101,7 @@ impl Part {
 
 /// The systems that `--only` knows.
 pub fn keys() -> Vec<&'static str> {
-    Kind::ALL.map(Kind::key).to_vec()
+    Kind::ALL.map(Kind::key).into_iter().chain(two::keys()).collect()
 }
 
 /// What `--fleet`, `--load` and `--part` know.
@@ -132,7 +132,7 @@ struct Plan {
 impl Plan {
     fn new(effort: Effort, options: &Options) -> Self {
         let (second_ms, jobs, lead, cold) = effort.pick((50.0, 600, 60, 200), (10.0, 60, 10, 20));
-        let (stretch, jobs_of_two) = effort.pick((4, 400), (1, 60));
+        let (stretch, jobs_of_two) = effort.pick((8, 300), (1, 60));
         let loads: Vec<f64> = chosen(&LOADS, |(key, _)| key, options.load.as_deref()).into_iter().map(|(_, load)| load).collect();
         let quick = effort == Effort::Quick;
         Self {
@@ -210,7 +210,7 @@ pub async fn run(effort: Effort, options: &Options, figures: &mut Figures) {
     let mut points = Vec::new();
     for fleet in plan.fleets.iter().copied() {
         let has_bursts = plan.does(Part::Bursts) && fleet == Fleet::Mixed;
-        if !(plan.does(Part::Points) || has_bursts) {
+        if kinds.is_empty() || !(plan.does(Part::Points) || has_bursts) {
             continue;
         }
         let mut field = points::Field::start(&plan, fleet, &kinds, &alarm, figures).await;
@@ -222,7 +222,7 @@ pub async fn run(effort: Effort, options: &Options, figures: &mut Figures) {
         }
     }
     if plan.does(Part::TwoEnvoys) {
-        two::run(&plan.stretched(), effort, &alarm, figures).await;
+        two::run(&plan.stretched(), effort, options.only.as_deref(), &alarm, figures).await;
     }
     if !points.is_empty() {
         picture::write(&points, options.svg.as_deref().unwrap_or(Path::new("dist/choice.svg")));
@@ -250,5 +250,5 @@ fn note(plan: &Plan, figures: &mut Figures) {
         "a warm-up for all alike: {} jobs of the record's kind at load {MODERATE}, once and counted apart (cold), and {} before each turn, which do not count",
         plan.cold, plan.lead
     ));
-    figures.note("the limit: a simulation that gives each job, when it arrives, to the card that will be done with it first, knows true lengths and speeds, and loses no time: no hop, no gap");
+    figures.note("the limit: a simulation that gives each job, when it arrives, to the card that will be done with it first, knows true lengths and speeds, and loses no time: no hop, no gap; it is no bound, for it never lets a job overtake another: what does may be below it");
 }

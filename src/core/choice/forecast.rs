@@ -29,6 +29,8 @@ pub enum Claim {
 /// A host, with the jobs that it is to have.
 struct Outlook {
     host: usize,
+    /// Those of its jobs that fill its slots.
+    counted: u32,
     ahead: Ahead,
     at_once: u32,
     max_in_flight: u32,
@@ -42,7 +44,7 @@ impl Outlook {
     }
 
     fn is_free(&self) -> bool {
-        self.ahead.jobs < self.max_in_flight
+        self.counted < self.max_in_flight
     }
 }
 
@@ -62,9 +64,10 @@ impl Forecast {
         let mean = f64::from(learning::mean_work(record)?);
         let load = loads(record, roster, pool, now);
         let outlook = |place: &Place| {
-            let ahead = record.insight(place.slot).ahead(load(place.slot), mean);
+            let load = load(place.slot);
+            let ahead = record.insight(place.slot).ahead(load, mean, place.speed, now);
             let Place { host, at_once, max_in_flight, .. } = *place;
-            Outlook { host, ahead, at_once, max_in_flight, speed: place.speed / place.penalty }
+            Outlook { host, counted: load.counted, ahead, at_once, max_in_flight, speed: place.speed / place.penalty }
         };
         // Those that stand behind others are for when no other has a free slot; and a trial waits for nobody.
         let hosts: Vec<Outlook> = roster.serving().iter().filter(|place| place.behind == 0.0).map(outlook).collect();
@@ -91,7 +94,7 @@ impl Forecast {
             let longest = (free.1 - work / host.speed).max(0.0) / 1e3;
             Claim::Later(self.now + Duration::try_from_secs_f64(longest).unwrap_or_default())
         };
-        host.ahead = host.ahead.with(work);
+        (host.counted, host.ahead) = (host.counted.saturating_add(1), host.ahead.with(work));
         claim
     }
 }

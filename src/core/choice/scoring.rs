@@ -8,6 +8,7 @@
 //!
 //! Without what it needs to know a policy is least in-flight: the number of jobs, and equal numbers are ties.
 
+use super::Load;
 use crate::config::{Policy, Pool};
 use crate::core::learning::{self, Job};
 use crate::core::random::Random;
@@ -64,8 +65,8 @@ enum How {
     Time {
         own: f64,
         mean: f64,
-        /// Whether jobs wait inside the hosts.
-        waits_inside: bool,
+        /// Whether those that run are believed to make progress: where jobs wait inside the hosts, and one is like the other of its class.
+        makes_progress: bool,
     },
     Chance,
     Jobs,
@@ -80,7 +81,10 @@ impl<'a> Scoring<'a> {
                 How::Score { band: TIE_BAND * sum }
             }
             Policy::LeastTime { .. } => match learning::work_of(record, job).zip(learning::mean_work(record)) {
-                Some((own, mean)) => How::Time { own: own.into(), mean: mean.into(), waits_inside: pool.queue.is_none() },
+                Some((own, mean)) => {
+                    let makes_progress = pool.queue.is_none() && learning::are_alike(record);
+                    How::Time { own: own.into(), mean: mean.into(), makes_progress }
+                }
                 None => How::Jobs,
             },
             Policy::Weighted(_) if roster.tells() => How::Chance,
@@ -101,7 +105,7 @@ impl<'a> Scoring<'a> {
 
     /// The score of a host with so many jobs, by what it does alone, as it is compared.
     #[inline]
-    pub fn drawn(&self, place: &Place, load: u32, random: &mut Random) -> f64 {
+    pub fn drawn(&self, place: &Place, load: Load, random: &mut Random) -> f64 {
         match self.how {
             How::Chance => weighted::draw(place.chance, random),
             _ => self.own(place, load),
@@ -110,31 +114,31 @@ impl<'a> Scoring<'a> {
 
     /// The same as it is shown.
     #[inline]
-    pub fn own(&self, place: &Place, load: u32) -> f64 {
+    pub fn own(&self, place: &Place, load: Load) -> f64 {
         match self.how {
-            How::Score { .. } => (least_score::of_jobs(load, place.per_job) + place.latency) * place.penalty,
+            How::Score { .. } => (least_score::of_jobs(load.jobs, place.per_job) + place.latency) * place.penalty,
             How::Time { own, .. } => least_time::time(self.ahead(place, load), own, place.at_once, place.speed) * place.penalty,
             How::Chance => place.chance,
-            How::Jobs => (f64::from(load) + 1.0) * place.penalty,
+            How::Jobs => (f64::from(load.jobs) + 1.0) * place.penalty,
         }
     }
 
     /// What the score of a host with so many jobs is made of.
-    pub fn parts(&self, place: &Place, load: u32) -> Parts {
+    pub fn parts(&self, place: &Place, load: Load) -> Parts {
         match self.how {
-            How::Score { .. } => Parts::Score { jobs: least_score::of_jobs(load, place.per_job), latency: place.latency },
+            How::Score { .. } => Parts::Score { jobs: least_score::of_jobs(load.jobs, place.per_job), latency: place.latency },
             How::Time { own, .. } => Parts::Time { own, ahead: self.ahead(place, load).work, speed: place.speed },
             How::Chance => Parts::Chance(place.chance),
-            How::Jobs => Parts::Jobs(load),
+            How::Jobs => Parts::Jobs(load.jobs),
         }
     }
 
     /// What stands before the job on a host with so many jobs.
-    fn ahead(&self, place: &Place, load: u32) -> Ahead {
-        let How::Time { mean, waits_inside, .. } = self.how else { return Ahead::default() };
+    fn ahead(&self, place: &Place, load: Load) -> Ahead {
+        let How::Time { mean, makes_progress, .. } = self.how else { return Ahead::default() };
         let insight = self.insights.get(place.slot as usize).map(Insight::read).unwrap_or_default();
-        let ahead = insight.ahead(load, mean);
-        if !waits_inside || place.at_once > 1 {
+        let ahead = insight.ahead(load, mean, place.speed, self.now);
+        if !makes_progress || place.at_once > 1 {
             return ahead;
         }
         ahead.progress(insight.took(self.now) * place.speed)

@@ -165,6 +165,17 @@ fn a_cost_is_how_much_of_its_classes_work_a_job_is() {
 }
 
 #[test]
+fn the_unit_of_a_cost_may_be_as_small_as_a_pixel() {
+    let mut world = World::new(&[1.0, 1.0]);
+    let image = |pixels: f32| Job { cost: Some(pixels), ..World::job("image") };
+    (0..40).for_each(|round| world.end(&image(2e7), 400.0, round % 2));
+    for (cost, millis) in [(2e7, 400.0), (1e7, 200.0), (1e9, 20_000.0)] {
+        let work = work_of(&world.record, &image(cost)).unwrap();
+        assert!((work / millis - 1.0).abs() < 0.1, "{cost}: {work}");
+    }
+}
+
+#[test]
 fn a_cost_is_a_number_above_0() {
     assert_eq!(["2.5", " 3 ", "1e3"].map(|text| cost(text.as_bytes())), [Some(2.5), Some(3.0), Some(1000.0)]);
     for text in ["", "0", "-1", "NaN", "inf", "1e13", "1e-7", "x", "1 2"] {

@@ -1,6 +1,109 @@
 //! What a pool knows beyond counts, behind the hosts' entries, where a policy or telemetry asks for it: one [`Insight`] for each host, and the [`Class`]es.
 
-use super::{Class, Host, Insight, Record};
+use super::{Host, Record};
+use crate::core::learning::Label;
+use crate::core::packed::packed;
+use crate::core::time::Instant;
+
+packed! {
+    /// What is learned of a host, and what it told of itself: see [`crate::core::learning`], [`crate::core::report`].
+    pub struct Insight {
+        /// What its jobs in flight cost, as far as that is known: microseconds on a host of speed 1.
+        pub work: u64,
+        /// How many of its jobs these are.
+        pub weighed: u32,
+        /// When it took up what it runs now: the last time that a job of its ended, or came when it had none; 0 if that is not known.
+        pub(in crate::core) began: u64,
+        /// Jobs that ended here, wrapping.
+        pub(in crate::core) ended: u32,
+        pub(in crate::core) log_speed: f32,
+        pub(in crate::core) doubt: f32,
+        /// Surprises in the same direction in a row; below 0: downwards.
+        pub(in crate::core) run: i32,
+        /// When a job taught something of its speed; 0: none has.
+        pub(in crate::core) taught: u64,
+        /// When it told something of its jobs, and of its utilisation; 0: never.
+        pub(in crate::core) told_jobs: u64,
+        pub(in crate::core) told_parts: u64,
+        /// How many jobs we counted when it told of its jobs.
+        pub(in crate::core) counted_then: u32,
+        /// Which of the values it told.
+        pub(in crate::core) tells: u32,
+        pub(in crate::core) running: f32,
+        pub(in crate::core) waiting: f32,
+        pub(in crate::core) memory: f32,
+        pub(in crate::core) compute: f32,
+    }
+}
+
+packed! {
+    /// Jobs that cost alike: see [`crate::core::learning`].
+    pub struct Class {
+        /// Tells it from others.
+        pub(in crate::core) key: u64,
+        name: u128,
+        more_of_name: u64,
+        pub(in crate::core) log_work: f32,
+        pub(in crate::core) doubt: f32,
+        pub(in crate::core) noise: f32,
+        /// Jobs that taught something of it.
+        pub jobs: u32,
+        pub(in crate::core) run: i32,
+        /// When the last of these ended.
+        pub(in crate::core) fed: u64,
+    }
+}
+
+impl Insight {
+    /// A job comes, to so many others.
+    pub(super) fn takes(&mut self, work: Option<u64>, others: u32, now: Instant) {
+        if others == 0 {
+            self.began = now.0;
+        }
+        self.weigh(work);
+    }
+
+    /// Counts the work of one of its jobs.
+    pub(super) fn weigh(&mut self, work: Option<u64>) {
+        if let Some(work) = work {
+            self.work = self.work.saturating_add(work);
+            self.weighed = self.weighed.saturating_add(1);
+        }
+    }
+
+    /// One of its jobs has ended; so many are left.
+    pub(super) fn ends(&mut self, work: Option<u64>, left: u32, now: Instant) {
+        (self.ended, self.began) = (self.ended.wrapping_add(1), now.0);
+        if let Some(work) = work {
+            (self.work, self.weighed) = (self.work.saturating_sub(work), self.weighed.saturating_sub(1));
+        }
+        if left == 0 {
+            // Whatever was counted while insights came and went.
+            (self.work, self.weighed) = (0, 0);
+        }
+    }
+}
+
+impl Class {
+    /// A class of which nothing is known.
+    pub(in crate::core) fn named(key: u64, name: [u8; Label::LENGTH]) -> Self {
+        let (name, more) = name.split_first_chunk().map_or((0, &[][..]), |(name, more)| (u128::from_le_bytes(*name), more));
+        let more_of_name = more.first_chunk().map_or(0, |more| u64::from_le_bytes(*more));
+        Self { key, name, more_of_name, ..Self::default() }
+    }
+
+    /// Whether it is the work of one unit of cost that is learned.
+    pub fn is_of_cost(&self) -> bool {
+        self.key & 1 == 1
+    }
+
+    /// The beginning of its name, as far as it is text.
+    pub fn name(&self) -> String {
+        let bytes = [self.name.to_le_bytes().as_slice(), &self.more_of_name.to_le_bytes()].concat();
+        let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).replace(char::is_control, "?")
+    }
+}
 
 impl Record {
     /// Whether hosts have insights.

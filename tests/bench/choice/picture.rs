@@ -12,8 +12,11 @@ use super::systems::Kind;
 pub fn write(points: &[Point], file: &Path) {
     let fleets: Vec<Fleet> = Fleet::ALL.into_iter().filter(|fleet| points.iter().any(|point| point.fleet == *fleet)).collect();
     let panels = fleets.into_iter().map(|fleet| Panel { title: fleet.title(), lines: lines(points, fleet) }).collect();
-    let plot =
-        Plot { title: "P99 latency over the best possible (in strokes: jobs wait inside the hosts)", across: "load", panels };
+    let plot = Plot {
+        title: "P99 latency, times that of the clairvoyant earliest completion (in strokes: jobs wait inside the hosts)",
+        across: "load",
+        panels,
+    };
     if let Some(directory) = file.parent() {
         std::fs::create_dir_all(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
     }

@@ -1,6 +1,7 @@
 //! Two Envoys in front of one fleet, each of which sees half of the jobs: what it costs, with reports of the hosts and without.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde_json::json;
 use support::RunningEnvoy;
@@ -11,6 +12,7 @@ use super::table::over;
 use super::{CLASSES, Fleet, HEADLINE, Plan, Shown};
 use crate::Effort;
 use crate::figures::{Figure, Figures, Spread, Target};
+use crate::options::chosen;
 use crate::queue::alarm::Alarm;
 use crate::queue::cards::Cards;
 use crate::queue::systems::{self, Compared, Front};
@@ -26,19 +28,54 @@ const INTERVAL_MS: u64 = 200;
 /// Two Envoys beside the limit of one.
 const TARGET: f64 = 1.25;
 
-/// Who stands in front of the cards; ours with `least_time` and the queue.
+/// Who stands in front of the cards: ours with `least_time`, with the queue or, *inside*, without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Team {
     One,
     WithReports,
     Without,
+    InsideWithReports,
+    InsideWithout,
+}
+
+impl Team {
+    const ALL: [Self; 5] = [Self::One, Self::WithReports, Self::Without, Self::InsideWithReports, Self::InsideWithout];
+
+    /// Enough to see that the benchmark works.
+    const QUICK: [Self; 2] = [Self::One, Self::WithReports];
+
+    fn key(self) -> &'static str {
+        match self {
+            Self::One => "one",
+            Self::WithReports => "two_with_reports",
+            Self::Without => "two_without_reports",
+            Self::InsideWithReports => "two_inside_with_reports",
+            Self::InsideWithout => "two_inside_without_reports",
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Self::One | Self::WithReports | Self::Without => Kind::LeastTimeQueue,
+            Self::InsideWithReports | Self::InsideWithout => Kind::LeastTime,
+        }
+    }
+
+    fn has_reports(self) -> bool {
+        matches!(self, Self::WithReports | Self::InsideWithReports)
+    }
+}
+
+/// What `--only` knows of them.
+pub fn keys() -> [&'static str; 5] {
+    Team::ALL.map(Team::key)
 }
 
 /// A team, set up for the plan's scale.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     team: Team,
-    ours: Scaled,
+    second: Duration,
 }
 
 impl Compared for Member {
@@ -47,15 +84,13 @@ impl Compared for Member {
             Team::One => "one Envoy",
             Team::WithReports => "two Envoys, reports",
             Team::Without => "two Envoys, no reports",
+            Team::InsideWithReports => "two Envoys, no queue, reports",
+            Team::InsideWithout => "two Envoys, no queue, no reports",
         }
     }
 
     fn key(self) -> &'static str {
-        match self.team {
-            Team::One => "one",
-            Team::WithReports => "two_with_reports",
-            Team::Without => "two_without_reports",
-        }
+        self.team.key()
     }
 
     fn about(self) -> &'static str {
@@ -65,27 +100,28 @@ impl Compared for Member {
                 "two such, each of which gets half of the jobs at random, with telemetry.scrape of preset vllm every 200 ms"
             }
             Team::Without => "two such, each of which gets half of the jobs at random and knows of the other nothing",
+            Team::InsideWithReports => "two of ours, least_time, without the queue, with telemetry.scrape as above",
+            Team::InsideWithout => "two of ours, least_time, without the queue, which know of each other nothing",
         }
     }
 
     async fn start(self, hosts: &[SocketAddr], beside: Option<&RunningEnvoy>) -> Result<Vec<Front>, String> {
-        match self.team {
-            Team::One => self.ours.ours(hosts, beside, json!({}), 1).await,
-            Team::WithReports => {
-                let scrape = json!({"preset": "vllm", "interval_ms": INTERVAL_MS});
-                self.ours.ours(hosts, beside, json!({"telemetry": {"scrape": scrape}}), 2).await
-            }
-            Team::Without => self.ours.ours(hosts, beside, json!({}), 2).await,
-        }
+        let scrape = json!({"telemetry": {"scrape": {"preset": "vllm", "interval_ms": INTERVAL_MS}}});
+        let keys = if self.team.has_reports() { scrape } else { json!({}) };
+        let envoys = if self.team == Team::One { 1 } else { 2 };
+        Scaled { kind: self.team.kind(), second: self.second }.ours(hosts, beside, keys, envoys).await
     }
 }
 
 /// Lets them take their turns.
-pub async fn run(plan: &Plan, effort: Effort, alarm: &Alarm, figures: &mut Figures) {
+pub async fn run(plan: &Plan, effort: Effort, only: Option<&[String]>, alarm: &Alarm, figures: &mut Figures) {
     let fleet = Fleet::Mixed;
-    let ours = Scaled { kind: Kind::LeastTimeQueue, second: plan.second };
-    let teams: &[Team] = effort.pick(&[Team::One, Team::WithReports, Team::Without], &[Team::One, Team::WithReports]);
-    let teams: Vec<Member> = teams.iter().map(|team| Member { team: *team, ours }).collect();
+    let all: &[Team] = if effort == Effort::Quick && only.is_none() { &Team::QUICK } else { &Team::ALL };
+    let teams = chosen(all, Team::key, only);
+    if teams.is_empty() {
+        return;
+    }
+    let teams: Vec<Member> = teams.into_iter().map(|team| Member { team, second: plan.second }).collect();
     let rounds = plan.rounds.unwrap_or(ROUNDS);
     let records: Vec<_> = (0..rounds).map(|round| plan.record(fleet, HEADLINE, plan.jobs, 500 + round as u64)).collect();
     figures.note(format!(
@@ -147,6 +183,6 @@ fn give(limit: &Line, shown: &[Shown<Member>], figures: &mut Figures) {
         let Some(one) = one.filter(|_| team != Team::One) else { continue };
         let words = format!("two Envoys: P99 at load {HEADLINE}, mixed, {} over one", line.name);
         let figure = over(format!("two_envoys.p99_over_one.{}", line.key), words, line, one);
-        figures.add(if team == Team::WithReports { figure.target(Target::AtMost(TARGET)) } else { figure });
+        figures.add(if team.has_reports() { figure.target(Target::AtMost(TARGET)) } else { figure });
     }
 }

@@ -70,6 +70,15 @@ impl Answer {
         Self { parts, timer: None, job: None, busy: None }
     }
 
+    /// Ends with these trailers, too.
+    pub fn end_with(&mut self, trailers: HeaderMap) {
+        if let Some(Part { what: What::Trailers(own), .. }) = self.parts.back_mut() {
+            own.extend(trailers);
+        } else if !self.parts.is_empty() {
+            self.parts.push_back(Part::trailers(trailers));
+        }
+    }
+
     /// Its connection is busy until the answer has gone.
     pub fn hold(&mut self, busy: Busy) {
         self.busy = Some(busy);

@@ -7,7 +7,8 @@
 //!   refused …     500, hang, reset …
 //! ```
 //!
-//! HTTP/1.1 and h2c on one port. Every request is a job, except `/health`, `/metrics` and `/sim/…` (see [`control`]).
+//! HTTP/1.1 and h2c on one port. Every request is a job, except `/health`, `/metrics`, `/sim/…` (see [`control`]) and what
+//! [`GpuHost::set_page`] makes a page.
 //! A job is *in flight* from its headers until its stream ends, for whatever reason; it is *running* while it holds a slot.
 //! The books are settled before the last byte of an answer leaves: who has read an answer finds the host's count lowered.
 //!
@@ -22,6 +23,7 @@ mod fault;
 mod fleet;
 mod line;
 mod serve;
+mod tells;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -37,6 +39,7 @@ pub use fleet::Fleet;
 use books::Books;
 pub(crate) use line::Port;
 use line::Wanted;
+use tells::Tells;
 
 /// What a host is to be: its slots, its speed and its work. The default: one slot, speed 1, no work.
 #[derive(Clone, Debug)]
@@ -114,6 +117,7 @@ struct Controls {
     /// Status of `/health`; `None` never answers.
     health: Option<u16>,
     metrics: String,
+    tells: Tells,
 }
 
 #[derive(Debug)]
@@ -148,7 +152,13 @@ impl GpuHost {
             address: port.address(),
             slots: Arc::new(Semaphore::new(spec.slots)),
             books: Books::new(spec.kept),
-            controls: Mutex::new(Controls { speed: spec.speed, fault: None, health: Some(200), metrics: String::new() }),
+            controls: Mutex::new(Controls {
+                speed: spec.speed,
+                fault: None,
+                health: Some(200),
+                metrics: String::new(),
+                tells: Tells::default(),
+            }),
             wanted: watch::Sender::new(Wanted::default()),
             door: watch::Sender::new(Door::Closed),
             spec,

@@ -18,7 +18,7 @@ use super::answer::{Answer, Part};
 use super::books::Job;
 use super::fault::Kind;
 use super::line::{GatedExecutor, Line, Port, gated};
-use super::{Door, Shared, control};
+use super::{Door, Shared, control, tells};
 
 /// How much of a request's body is remembered.
 const BODY_KEPT: usize = 64 << 10;
@@ -107,10 +107,12 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream) {
 
 async fn respond(shared: Arc<Shared>, line: Arc<Line>, request: Request<Incoming>) -> Result<Response<Answer>, NoAnswer> {
     let busy = line.busy();
-    let mut response = match request.uri().path() {
-        "/health" => health(&shared).await,
-        "/metrics" => text("text/plain; version=0.0.4", shared.controls.lock().unwrap().metrics.clone()),
-        path if path.starts_with("/sim/") => control::respond(shared.clone(), request).await,
+    let told = tells::page(&shared, request.uri().path()).await;
+    let mut response = match (told, request.uri().path()) {
+        (Some(page), _) => page,
+        (None, "/health") => health(&shared).await,
+        (None, "/metrics") => text("text/plain; version=0.0.4", shared.controls.lock().unwrap().metrics.clone()),
+        (None, path) if path.starts_with("/sim/") => control::respond(shared.clone(), request).await,
         _ => job(&shared, &line, request).await?,
     };
     response.body_mut().hold(busy);
@@ -152,7 +154,7 @@ async fn job(shared: &Arc<Shared>, line: &Arc<Line>, request: Request<Incoming>)
     job.received(drain(body).await?);
     match fault {
         Some(kind) => misbehave(kind, line, job, &head).await,
-        None => Ok(work(shared, job, &head).await),
+        None => Ok(tells::told(shared, work(shared, job, &head).await)),
     }
 }
 
