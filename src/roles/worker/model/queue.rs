@@ -335,8 +335,8 @@ impl World {
             timed_out: sum.timed_out + tally.timed_out,
             full: sum.full + tally.full,
         });
-        // The jobs of one that was declared dead had left already.
-        let left = if header.deaths == 0 { header.left } else { all.left };
+        // Where a worker joins anew, jobs of its that leave just then had left already.
+        let left = if header.epoch == 0 { header.left } else { all.left };
         // These are stored with whatever is stored next.
         let yet = self.vms.iter().map(|vm| vm.borrow().unstored()).chain(graves.iter().map(|grave| grave.unstored));
         let full = header.queue_full + yet.sum::<u64>();

@@ -131,7 +131,8 @@ impl World {
     }
 
     fn hear_all(&self) {
-        for _ in 0..100 {
+        // There may be one for each tick of the event before, which nobody heard meanwhile.
+        for _ in 0..1000 {
             if (0..self.vms.len()).filter(|vm| self.hear(*vm)).count() == 0 {
                 return;
             }
