@@ -18,16 +18,11 @@ pub struct Stand<'a> {
     record: &'a Record,
     slots: &'a Slots,
     now: Instant,
-    /// For how long what hosts tell of themselves is believed; `None`: not at all.
-    patience: Option<Duration>,
 }
 
 impl<'a> Stand<'a> {
-    pub fn new(record: &'a Record, slots: &'a Slots, now: Instant, patience: Option<Duration>) -> Self {
-        let all = Self { record, slots, now, patience: patience.filter(|_| record.has_insights()) };
-        // Where they are all full by what they tell, that is not heeded.
-        let is_heeded = all.serving().into_iter().any(|address| all.has_slot(address));
-        Self { patience: all.patience.filter(|_| is_heeded), ..all }
+    pub fn new(record: &'a Record, slots: &'a Slots, now: Instant) -> Self {
+        Self { record, slots, now }
     }
 
     fn those(&self, is_it: impl Fn(&Host) -> bool) -> BTreeSet<&'static str> {
@@ -63,11 +58,9 @@ impl<'a> Stand<'a> {
         self.record.hosts().filter(|host| host.address() == address).map(|host| host.load()).sum()
     }
 
+    /// Whatever the host tells: that fills no slot.
     fn room(&self, address: &str) -> usize {
-        let seat = self.record.seat_at(Address::parse(address.as_bytes()).unwrap()).unwrap();
-        let (insight, counted) = (self.record.insight(seat.slot), self.load(address));
-        let load = self.patience.map_or(counted, |patience| insight.jobs(counted, self.now, patience));
-        self.slots[address].saturating_sub(load) as usize
+        self.slots[address].saturating_sub(self.load(address)) as usize
     }
 
     fn has_slot(&self, address: &str) -> bool {
@@ -96,11 +89,6 @@ impl Vm {
         let is_held = |until: Option<Instant>| until.map_or(may_be_held, |until| until > now);
         worker.books.get(POOL).is_some_and(|books| books.paused.values().any(|paused| !is_held(paused.held_until)))
     }
-
-    /// For how long the newest configuration believes what hosts tell.
-    pub fn patience(&self) -> Option<Duration> {
-        self.live().first().and_then(|running| running.pool.as_ref()?.patience())
-    }
 }
 
 impl World {
@@ -117,8 +105,7 @@ impl World {
             );
             return;
         };
-        let patience = met.running.pool.as_ref().and_then(|pool| pool.patience());
-        let (stand, holds) = (Stand::new(record, slots, met.now, patience), met.running.wanted.holds());
+        let (stand, holds) = (Stand::new(record, slots, met.now), met.running.wanted.holds());
         let (serving, on_trial, strangers) = (stand.serving(), stand.on_trial(), stand.strangers());
         let has_slot = |address: &&str| stand.has_slot(address);
         let (is_job, queue, waiting) = (met.is_job, &met.running.wanted.queue, record.waiting().len());

@@ -385,7 +385,7 @@ impl World {
         let waits = vms.iter().any(|vm| all[*vm].waits_for_nobody(may_be_held));
         match hosts.as_slice() {
             [] => Some(false),
-            [Some(slots)] => Some(waits && Stand::new(&record, slots, all[0].now(), all[0].patience()).free() > 0),
+            [Some(slots)] => Some(waits && Stand::new(&record, slots, all[0].now()).free() > 0),
             _ => None,
         }
     }
