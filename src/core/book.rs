@@ -384,20 +384,27 @@ impl Book {
         self.watch.iter().filter(|(id, (_, ticks))| *ticks >= patience(*id)).map(|(id, _)| *id).collect()
     }
 
-    /// Declares those of `suspects` dead whose beat is still the one that [`Book::watch`] saw. Gives how many.
-    pub fn bury(&self, record: &mut Record, suspects: &[u64]) -> usize {
-        let mut dead = 0;
+    /// Takes those of `suspects` out of the record whose beat is still the one that [`Book::watch`] saw. One that never served holds nothing, so that there is nothing to be repaired, and
+    /// it is no death: as of Envoy's main thread, which compiles a module for seconds and then joins again. The others are declared dead. Gives how many went, and how many died.
+    pub fn bury(&self, record: &mut Record, suspects: &[u64]) -> (usize, usize) {
+        let (mut gone, mut dead) = (0, 0);
         for id in suspects {
             let row = record.worker_row(*id, 0);
             let still = row.and_then(|row| record.worker(row)).zip(self.watch.get(id));
             if let (Some(row), Some((worker, (beat, _)))) = (row, still)
                 && worker.beat == *beat
             {
-                record.declare_dead(row);
-                dead += 1;
+                gone += 1;
+                if worker.served == 0 {
+                    record.remove_worker(row);
+                    record.sweep();
+                } else {
+                    record.declare_dead(row);
+                    dead += 1;
+                }
             }
         }
-        dead
+        (gone, dead)
     }
 
     /// Whether no transaction has shown since the last call that this worker lives.

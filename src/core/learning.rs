@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use super::choice::Load;
 use super::ewma::Fading;
-use super::queue::ONE_TURN;
+use super::hash::Hash;
+use super::queue::{ONE_TURN, TURNS};
 use super::record::{Class, Insight, Record};
 use super::score::least_time::Ahead;
 use super::time::Instant;
@@ -88,7 +89,7 @@ impl Label {
     pub fn of(name: &[u8]) -> Self {
         let mut shown = [0; Self::LENGTH];
         shown.iter_mut().zip(name).for_each(|(shown, byte)| *shown = *byte);
-        Self { key: (hash(name) & !1).max(2), name: shown }
+        Self { key: (Hash::of(name) & !1).max(2), name: shown }
     }
 
     /// Where there is no place for another name.
@@ -106,11 +107,6 @@ impl Label {
     fn is_reserved(key: u64) -> bool {
         key == Self::ALL || key & !1 == Self::of(b"other").key
     }
-}
-
-/// FNV-1a, 64 bits: the same in all builds.
-pub fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// What is known of a job before it runs.
@@ -150,12 +146,15 @@ impl Class {
     }
 }
 
-/// The work of a job in milliseconds on a host of speed 1; `None`: neither its class nor any other is known.
+/// The work of a job in milliseconds on a host of speed 1; `None`: neither its class nor any other is known. A cost may be what a client says: so it makes no more of the mean than
+/// [`TURNS`], or one job could keep all others away from its host.
 pub fn work_of(record: &Record, job: &Job) -> Option<f32> {
     let class = job.class();
     let known = record.class(class.key).or_else(|| record.class(class.other().key));
     let own = known.and_then(|(_, class)| Some(class.mean()? * job.cost.unwrap_or(1.0)));
-    own.map(|work| work.clamp(RANGE_MS.0, RANGE_MS.1)).or_else(|| mean_work(record))
+    let mean = mean_work(record);
+    let bounds = mean.filter(|_| job.cost.is_some()).map_or(RANGE_MS, |mean| (mean * TURNS.0, mean * TURNS.1));
+    own.map(|work| work.max(bounds.0).min(bounds.1)).or(mean)
 }
 
 /// The mean work of all jobs of late.
@@ -383,6 +382,9 @@ fn place_of(record: &mut Record, label: Label, now: Instant) -> (usize, bool) {
 
 /// Keeps the pool's mean speed at 1: it is only together that works and speeds are known. What is expected of any job stays the same.
 pub fn pin(record: &mut Record) {
+    if !record.has_insights() {
+        return;
+    }
     // Hosts' speeds, and not those of hosts that have gone.
     let slots: Vec<u32> = (0..record.header.hosts).filter(|slot| record.insight(*slot).taught != 0).collect();
     let sum: f32 = slots.iter().map(|slot| record.insight(*slot).log_speed).sum();

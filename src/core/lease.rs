@@ -293,9 +293,10 @@ fn lose_track(record: &mut Record, seat: Seat) {
     }
 }
 
-/// Whether a host in this slot has as many jobs as it runs at once.
+/// Whether a host in this slot has as many jobs as it runs at once; asked only where that teaches something.
 pub fn is_crowded(record: &Record, slot: u32, pool: &Pool) -> bool {
-    record.host(slot).is_some_and(|host| host.load() >= pool.runs_at_once(host.max_in_flight))
+    let teaches = matches!(pool.policy, Policy::LeastTime { .. });
+    teaches && record.host(slot).is_some_and(|host| host.load() >= pool.runs_at_once(host.max_in_flight))
 }
 
 #[cfg(test)]

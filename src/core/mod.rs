@@ -10,6 +10,7 @@ pub mod alerts;
 pub mod book;
 pub mod choice;
 pub mod ewma;
+pub mod hash;
 pub mod health;
 pub mod leader;
 pub mod learning;

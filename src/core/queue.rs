@@ -28,7 +28,8 @@ use super::time::Instant;
 
 /// What a job costs of which nothing is known: one turn. Of others it is their work, by the pool's mean; within bounds, so that no single job takes its tenant's turns for ever, or none.
 pub const ONE_TURN: f32 = 1.0;
-const TURNS: (f32, f32) = (0.02, 50.0);
+/// The least and the most of it.
+pub const TURNS: (f32, f32) = (0.02, 50.0);
 
 /// So many jobs that wait are looked at that are held for a busy host. More are not to be expected where any host has a free slot.
 const MOST_HELD: usize = 64;

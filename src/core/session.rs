@@ -5,6 +5,7 @@
 //! next of the key's hosts has it: so a hot key fills several hosts, each with its cache, and drowns none.
 
 use super::address::Address;
+use super::random::Random;
 
 /// A host as far as it may take a job for its key.
 #[derive(Clone, Copy, Debug)]
@@ -38,12 +39,9 @@ fn draw(key: u64, host: &Candidate) -> f64 {
     -host.weight / unit.ln()
 }
 
-/// The last step of SplitMix64: each bit of the key changes half of the bits.
+/// Each bit of these changes half of the bits.
 fn mix(bits: u64) -> u64 {
-    let z = bits.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    Random::new(bits).bits()
 }
 
 #[cfg(test)]

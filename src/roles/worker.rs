@@ -285,7 +285,7 @@ impl<H: Host> Worker<H> {
             }
             members = record.header.members;
             let suspects = suspects.get_or_insert_with(|| book.watch(record));
-            let buried = book.bury(record, suspects);
+            let (gone, buried) = book.bury(record, suspects);
             if !std::mem::replace(&mut has_looked, true) {
                 leader.look(record);
             }
@@ -297,7 +297,7 @@ impl<H: Host> Worker<H> {
                 lookout::look(record, now)
             });
             let agrees = book.agrees_on_waiting(record);
-            if is_due || events.is_some() || buried > 0 || record.has_droppable() || book.has_unnamed(record) || !agrees {
+            if is_due || events.is_some() || gone > 0 || record.has_droppable() || book.has_unnamed(record) || !agrees {
                 book.write_waiting(record);
                 book.retire_unnamed(record);
                 record.drop_retired();

@@ -264,14 +264,33 @@ fn a_host_that_only_a_worker_named_that_left_is_seen_to_have_no_name() {
 #[test]
 fn a_worker_is_suspect_after_exactly_so_many_ticks_of_the_observer() {
     let mut crew = Crew::new(2, &[0]);
+    crew.books[1].served = true;
+    crew.books[1].beat(&mut crew.record);
     assert!(crew.books[0].watch(&crew.record).is_empty(), "the first look");
     for tick in 1..TICKS_TO_DEATH {
         assert!(crew.books[0].watch(&crew.record).is_empty(), "tick {tick}");
     }
     let suspects = crew.books[0].watch(&crew.record);
     assert_eq!(suspects, [2]);
-    assert_eq!(crew.books[0].bury(&mut crew.record, &suspects), 1);
+    assert_eq!(crew.books[0].bury(&mut crew.record, &suspects), (1, 1));
     assert_eq!(crew.record.workers().map(|worker| worker.id).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn a_worker_that_never_served_goes_without_a_death_and_may_come_back() {
+    let mut crew = Crew::new(3, &[0]);
+    let stream = crew.take(0, 0);
+    (0..=TICKS_TO_DEATH).for_each(|_| _ = crew.books[0].watch(&crew.record));
+    let suspects = crew.books[0].watch(&crew.record);
+    let epoch = crew.record.header.epoch;
+    assert_eq!(crew.books[0].bury(&mut crew.record, &suspects), (2, 0));
+    assert_eq!((crew.record.header.epoch, crew.record.header.deaths, crew.record.workers().count()), (epoch, 0, 1));
+    assert_eq!(crew.record.host(0).unwrap().load(), 1, "nobody's count was in doubt");
+    crew.sync_all();
+    let other = crew.take(2, 0);
+    crew.settle(2, other);
+    crew.settle(0, stream);
+    assert_eq!((crew.record.host(0).unwrap().load(), crew.record.header.drift, crew.record.workers().count()), (0, 0, 3));
 }
 
 #[test]
@@ -305,7 +324,7 @@ fn a_suspect_that_speaks_before_its_burial_lives() {
     (0..TICKS_TO_DEATH).for_each(|_| _ = crew.books[0].watch(&crew.record));
     let suspects = crew.books[0].watch(&crew.record);
     crew.books[1].beat(&mut crew.record);
-    assert_eq!(crew.books[0].bury(&mut crew.record, &suspects), 0);
+    assert_eq!(crew.books[0].bury(&mut crew.record, &suspects), (0, 0));
     assert_eq!(crew.record.workers().count(), 2);
 }
 

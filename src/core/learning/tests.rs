@@ -176,6 +176,19 @@ fn the_unit_of_a_cost_may_be_as_small_as_a_pixel() {
 }
 
 #[test]
+fn whatever_cost_is_said_a_job_counts_no_more_and_no_less_than_fifty_means() {
+    let mut world = World::new(&[1.0, 1.0]);
+    let image = |cost: f32| Job { cost: Some(cost), ..World::job("image") };
+    (0..40).for_each(|round| world.end(&image(1.0), 400.0, round % 2));
+    let mean = mean_work(&world.record).unwrap();
+    assert_eq!([1e12, 1e-6].map(|cost| work_of(&world.record, &image(cost)).unwrap()), [mean * 50.0, mean * 0.02]);
+    // What was seen of a class itself is no client's word.
+    (0..40).for_each(|round| world.end(&World::job("film"), 400_000.0, round % 2));
+    (0..400).for_each(|round| world.end(&World::job("draft"), 400.0, round % 2));
+    assert!(work_of(&world.record, &World::job("film")).unwrap() > mean_work(&world.record).unwrap() * 100.0);
+}
+
+#[test]
 fn a_cost_is_a_number_above_0() {
     assert_eq!(["2.5", " 3 ", "1e3"].map(|text| cost(text.as_bytes())), [Some(2.5), Some(3.0), Some(1000.0)]);
     for text in ["", "0", "-1", "NaN", "inf", "1e13", "1e-7", "x", "1 2"] {

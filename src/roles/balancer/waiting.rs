@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::{Leased, Stream, kind};
 use crate::config::{Pool, Source};
 use crate::core::choice::Kind;
+use crate::core::hash;
 use crate::core::learning::{self, Job, Label};
 use crate::core::queue::Priority;
 use crate::host::{Headers, Host};
@@ -33,7 +34,7 @@ impl<H: Host> Stream<H> {
         Job {
             label,
             cost: said(&pool.cost).and_then(|cost| learning::cost(&cost)),
-            session: session.map(|key| learning::hash(&key)),
+            session: session.map(|key| hash::Hash::of(&key)),
         }
     }
 

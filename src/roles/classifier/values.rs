@@ -1,5 +1,6 @@
 //! What the values that were found in a body are taken for.
 
+use crate::core::hash::Hash;
 use serde_json::Number;
 
 /// Longest class, in bytes: as many as the balancer takes.
@@ -30,7 +31,7 @@ pub enum Scalar {
 
 /// The values joined by commas, `-` for one that is missing; nothing if all are. It goes into logs and statistics: no control characters, and not too long.
 pub fn class<'a>(scalars: impl Iterator<Item = Option<&'a Scalar>>) -> Option<String> {
-    let (mut class, mut hash, mut is_there) = (String::new(), Hash::new(), false);
+    let (mut class, mut hash, mut is_there) = (String::new(), Hash::default(), false);
     let mut join = |part: &str| {
         hash.add(part.as_bytes());
         let rest = part.chars().take((LONGEST_CLASS + 1).saturating_sub(class.len()));
@@ -88,7 +89,7 @@ pub fn name(scalar: &Scalar) -> Option<String> {
 
 /// A hash of the values' beginnings, and of which are missing; nothing if all are.
 pub fn session(values: &[Option<Vec<u8>>]) -> Option<u64> {
-    let mut hash = Hash::new();
+    let mut hash = Hash::default();
     for value in values {
         match value {
             Some(value) => {
@@ -101,21 +102,4 @@ pub fn session(values: &[Option<Vec<u8>>]) -> Option<u64> {
         hash.add(b"\0");
     }
     values.iter().any(Option::is_some).then(|| hash.value())
-}
-
-/// FNV-1a of 64 bits: the same in every build and on every Envoy of a fleet, and it need not withstand anybody: who makes two sessions collide has them share a host.
-struct Hash(u64);
-
-impl Hash {
-    fn new() -> Self {
-        Self(0xCBF2_9CE4_8422_2325)
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3));
-    }
-
-    fn value(&self) -> u64 {
-        self.0
-    }
 }
