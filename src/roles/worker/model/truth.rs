@@ -15,6 +15,8 @@ use crate::core::score;
 pub struct Beat {
     incarnation: u64,
     epoch: u32,
+    /// Whether it has served.
+    served: bool,
     beat: u32,
     /// How often each VM had ticked when the beat was first seen.
     ticks: Vec<u64>,
@@ -128,8 +130,8 @@ impl World {
                 continue;
             };
             let most = now.iter().zip(&beat.ticks).map(|(now, then)| now - then).max().unwrap_or(0);
-            // The death itself is one epoch; one more had begun before it, and the worker had not joined that.
-            let lagged = record.header.epoch > beat.epoch + 1;
+            // The death itself is one epoch, but of one that never served; one more had begun before it, and the worker had not joined that.
+            let lagged = record.header.epoch > beat.epoch + u32::from(beat.served);
             let patience = if lagged { TICKS_TO_DEATH_OF_A_LAGGARD } else { TICKS_TO_DEATH };
             assert!(rows.contains(&vm.id) || most >= u64::from(patience), "declared dead after {most} ticks of silence");
         }
@@ -145,7 +147,10 @@ impl World {
         for worker in record.workers() {
             self.joined.borrow_mut().insert(worker.id, incarnation);
             if beats.get(&worker.id).is_none_or(|seen| (seen.incarnation, seen.beat) != (incarnation, worker.beat)) {
-                beats.insert(worker.id, Beat { incarnation, epoch: worker.epoch, beat: worker.beat, ticks: self.ticks() });
+                beats.insert(
+                    worker.id,
+                    Beat { incarnation, epoch: worker.epoch, beat: worker.beat, served: worker.served != 0, ticks: self.ticks() },
+                );
             }
         }
     }
