@@ -49,6 +49,8 @@ pub struct Chosen {
     pub hosts: Vec<usize>,
     /// If the request is the host's trial: after how long that is overdue.
     pub trial: Option<Duration>,
+    /// For `least_time`: the work that the job is expected to be, in milliseconds on a host of speed 1, where that is known.
+    pub work: Option<f64>,
     /// Why, if the pool explains itself.
     pub why: Option<Why>,
 }
@@ -144,7 +146,7 @@ pub fn choose(record: &Record, pool: &Pool, roster: &mut Roster, now: Instant, r
         let expected = Duration::try_from_secs_f32(OVERDUE_AFTER * roster.mean() / 1000.0).unwrap_or_default();
         expected.clamp(pool.failure.base_ejection, pool.failure.max_ejection)
     };
-    Decision::Chosen(Chosen { hosts, trial: trial.map(|_| overdue()), why })
+    Decision::Chosen(Chosen { hosts, trial: trial.map(|_| overdue()), work: scoring.work(), why })
 }
 
 /// The host that is to have the job before all others, by its place among those that serve; and of a session's job whether that is the session's own.

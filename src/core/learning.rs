@@ -28,7 +28,6 @@ use super::queue::{ONE_TURN, TURNS};
 use super::record::{Class, Insight, Record};
 use super::score::least_time::Ahead;
 use super::time::Instant;
-use crate::config::{Policy, Pool};
 
 /// Most classes of a pool that have a name of their own.
 pub const MOST_CLASSES: usize = 64;
@@ -160,13 +159,6 @@ pub fn work_of(record: &Record, job: &Job) -> Option<f32> {
 /// The mean work of all jobs of late.
 pub fn mean_work(record: &Record) -> Option<f32> {
     record.class(Label::ALL)?.1.mean()
-}
-
-/// What a job is counted with on its host, in microseconds; `None` where that is of no use, or nothing is known.
-pub fn burden(record: &Record, pool: &Pool, job: &Job) -> Option<u64> {
-    let counts = matches!(pool.policy, Policy::LeastTime { .. }) && record.has_insights();
-    let work = if counts { work_of(record, job) } else { None };
-    work.map(|work| (f64::from(work) * 1e3) as u64)
 }
 
 /// A job's work by the pool's mean; 1 where nothing is known.

@@ -159,7 +159,7 @@ mod tests {
         let line = |score, held_back| {
             let parts = Parts::Score { jobs: 1.4, latency: 0.6 };
             let why = Why { score: 2.0, parts, penalty: 1.0, session: None, runner_up: Some((1, score)), held_back };
-            chosen(&pool, &Chosen { hosts: vec![0], trial: None, why: Some(why) }, Kind::Job, Duration::ZERO)
+            chosen(&pool, &Chosen { hosts: vec![0], trial: None, work: None, why: Some(why) }, Kind::Job, Duration::ZERO)
         };
         let tail = |line: String| line.split_once("runner_up_score=").unwrap().1.to_owned();
         assert_eq!(tail(line(3.0, 0)), "3.000 waited_ms=0");

@@ -200,6 +200,15 @@ impl Fake {
         *self.vm.body.borrow_mut() = body.to_vec();
     }
 
+    /// Makes the answer to a call, with this status if it has one, the current stream.
+    pub fn is_answered(&self, stream: u32, status: Option<&str>) {
+        self.stream(stream, |streamed| {
+            streamed.maps.clear();
+            streamed.maps.extend(status.map(|status| ((Map::Call as u8, ":status".to_owned()), status.into())));
+        });
+        self.make_current(stream);
+    }
+
     /// The value of a metric; `None`: it was never defined.
     pub fn value_of(&self, metric: &str) -> Option<i64> {
         self.vm.metrics.borrow().iter().find(|(name, _)| name == metric).map(|(_, value)| *value)

@@ -93,6 +93,14 @@ impl<'a> Scoring<'a> {
         Self { insights: record.insight_bytes(), how, now }
     }
 
+    /// The job's work in milliseconds on a host of speed 1, where that counts and is known.
+    pub fn work(&self) -> Option<f64> {
+        match self.how {
+            How::Time { own, .. } => Some(own),
+            _ => None,
+        }
+    }
+
     /// How far a score may be above the lowest, to be as good.
     pub fn band(&self, lowest: f64) -> f64 {
         match self.how {

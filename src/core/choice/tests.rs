@@ -80,7 +80,7 @@ impl Bench {
 
 /// The decision for this host alone.
 fn sent_to(host: usize) -> Decision {
-    Decision::Chosen(Chosen { hosts: vec![host], trial: None, why: None })
+    Decision::Chosen(Chosen { hosts: vec![host], trial: None, work: None, why: None })
 }
 
 #[track_caller]

@@ -195,7 +195,7 @@ struct Learner {
 impl Learner {
     fn place(&mut self, now: f64) -> Lease {
         let burden = Burden {
-            work: learning::burden(&self.record, &self.pool, &Job::unknown()),
+            work: learning::work_of(&self.record, &Job::unknown()).map(|millis| (millis * 1e3) as u64),
             was_crowded: is_crowded(&self.record, 0, &self.pool),
         };
         let (seat, _) = self.record.place(0, at(now), None, burden.work).unwrap();

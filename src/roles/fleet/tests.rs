@@ -6,7 +6,6 @@ use crate::core::address::Address;
 use crate::core::fixture::address;
 use crate::core::health::State;
 use crate::core::record::Record;
-use crate::host::Map;
 use crate::roles::fake::{Call, Called, Fake, Process};
 use crate::roles::roots::Pools;
 use crate::roles::worker::TICK;
@@ -63,11 +62,7 @@ impl Bench {
     }
 
     fn answer_of(&mut self, token: u32, status: Option<&str>, size: usize) {
-        self.host.stream(ANSWER, |stream| {
-            stream.maps.clear();
-            stream.maps.extend(status.map(|status| ((Map::Call as u8, ":status".to_owned()), status.into())));
-        });
-        self.host.make_current(ANSWER);
+        self.host.is_answered(ANSWER, status);
         self.worker.called_back(token, size);
     }
 

@@ -3,7 +3,6 @@ use std::sync::Arc;
 use super::*;
 use crate::config::Role;
 use crate::core::fixture::address;
-use crate::host::Map;
 use crate::roles::fake::{Call, Called, Fake, Process};
 use crate::roles::roots::Pools;
 use crate::roles::worker::TICK;
@@ -58,11 +57,7 @@ impl Bench {
 
     fn answer(&mut self, token: u32, status: Option<&str>, body: &str) {
         self.host.answer_with(body.as_bytes());
-        self.host.stream(ANSWER, |stream| {
-            stream.maps.clear();
-            stream.maps.extend(status.map(|status| ((Map::Call as u8, ":status".to_owned()), status.into())));
-        });
-        self.host.make_current(ANSWER);
+        self.host.is_answered(ANSWER, status);
         self.worker.called_back(token, body.len());
     }
 

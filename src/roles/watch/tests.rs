@@ -47,11 +47,7 @@ impl Bench {
     }
 
     fn answer(&mut self, token: u32, status: Option<&str>) {
-        self.host.stream(ANSWER, |stream| {
-            stream.maps.clear();
-            stream.maps.extend(status.map(|status| ((Map::Call as u8, ":status".to_owned()), status.into())));
-        });
-        self.host.make_current(ANSWER);
+        self.host.is_answered(ANSWER, status);
         self.worker.called_back(token, 0);
     }
 

@@ -81,7 +81,7 @@ pub(super) fn place(
     let Some(slot) = chosen.hosts.first().and_then(|host| roster.slot_of(*host)) else {
         return Err(Box::new(Decision::Chosen(chosen)));
     };
-    let burden = Burden { work: learning::burden(record, pool, wanted.job), was_crowded: is_crowded(record, slot, pool) };
+    let burden = Burden { work: chosen.work.map(|millis| (millis * 1e3) as u64), was_crowded: is_crowded(record, slot, pool) };
     match record.place(slot, now, chosen.trial, burden.work) {
         Some((seat, trial)) => Ok(Placed { chosen, seat, trial, burden }),
         None => Err(Box::new(Decision::Chosen(chosen))),

@@ -30,8 +30,8 @@ fn forecast(record: &Record, pool: &Pool, seconds: f64) -> Forecast {
 }
 
 /// A job runs on the host in this slot.
-fn run(record: &mut Record, pool: &Pool, slot: u32) -> Seat {
-    let work = learning::burden(record, pool, &job_of());
+fn run(record: &mut Record, slot: u32) -> Seat {
+    let work = learning::work_of(record, &job_of()).map(|millis| (millis * 1e3) as u64);
     record.place(slot, at(1.0), None, work).expect("there is such a host").0
 }
 
@@ -39,7 +39,7 @@ fn run(record: &mut Record, pool: &Pool, slot: u32) -> Seat {
 fn a_job_waits_for_a_fast_host_that_will_be_done_with_it_before_a_slow_one_would() {
     let (mut record, pool) = bench();
     assert_eq!(forecast(&record, &pool, 1.0).claim(1.0), Claim::Now(None));
-    run(&mut record, &pool, 1);
+    run(&mut record, 1);
     // There it is done after 0.5 s and 0.5 s, on the slow host after 2 s: it is held for no more than 1.5 s.
     let Claim::Later(until) = forecast(&record, &pool, 1.0).claim(1.0) else { panic!("it starts") };
     assert!((1.4..1.6).contains(&until.since(at(1.0)).as_secs_f64()), "{until:?}");
@@ -48,7 +48,7 @@ fn a_job_waits_for_a_fast_host_that_will_be_done_with_it_before_a_slow_one_would
 #[test]
 fn those_that_are_held_stand_before_those_that_come_after_them() {
     let (mut record, pool) = bench();
-    run(&mut record, &pool, 1);
+    run(&mut record, 1);
     let mut forecast = forecast(&record, &pool, 1.0);
     // Each is done there 0.5 s after the one before it; after 2 s the slow host is as good.
     let claims: Vec<bool> = (0..5).map(|_| matches!(forecast.claim(1.0), Claim::Now(_))).collect();
@@ -59,7 +59,7 @@ fn those_that_are_held_stand_before_those_that_come_after_them() {
 #[test]
 fn where_all_hosts_are_busy_nobody_starts_and_where_nothing_is_known_nobody_waits() {
     let (mut record, pool) = bench();
-    (0..2).for_each(|slot| _ = run(&mut record, &pool, slot));
+    (0..2).for_each(|slot| _ = run(&mut record, slot));
     let cold = record_of(&pool);
     let mut roster = Roster::default();
     roster.refresh(&cold, &pool, at(1.0));
