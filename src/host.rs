@@ -51,6 +51,8 @@ pub enum Metric {
     Counter,
     /// It is set.
     Gauge,
+    /// It has many values.
+    Histogram,
 }
 
 /// Envoy, as the roles see it.
@@ -89,10 +91,10 @@ pub trait Host: Clone + 'static {
     fn request_body(&self, size: usize) -> Option<Vec<u8>>;
     /// The id of a metric. To be asked for once and kept: Envoy makes a new one each time.
     fn metric(&self, kind: Metric, name: &str) -> Result<u32, Fault>;
-    /// Raises a counter by so much, for all workers.
-    fn add(&self, metric: u32, by: u32);
-    /// Sets a gauge, for all workers: the last word counts.
-    fn set(&self, metric: u32, to: u64);
+    /// Raises a counter by so much, which is not 0, for all workers.
+    fn add(&self, metric: u32, by: u64);
+    /// Sets a gauge, for all workers: the last word counts. To a histogram it adds the value.
+    fn record(&self, metric: u32, value: u64);
     /// Answers the request.
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault>;
     /// Lets the current stream, which is paused at its request's headers, go on; not before the callback has ended.

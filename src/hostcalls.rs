@@ -239,6 +239,7 @@ impl Host for Envoy {
         let kind = match kind {
             Metric::Counter => 0,
             Metric::Gauge => 1,
+            Metric::Histogram => 2,
         };
         let mut id = 0;
         // SAFETY: see the top of this file.
@@ -246,14 +247,14 @@ impl Host for Envoy {
         Ok(id)
     }
 
-    fn add(&self, metric: u32, by: u32) {
+    fn add(&self, metric: u32, by: u64) {
         // SAFETY: no pointers.
-        let _ = unsafe { proxy_increment_metric(metric, by.into()) };
+        let _ = unsafe { proxy_increment_metric(metric, i64::try_from(by).unwrap_or(i64::MAX)) };
     }
 
-    fn set(&self, metric: u32, to: u64) {
+    fn record(&self, metric: u32, value: u64) {
         // SAFETY: no pointers.
-        let _ = unsafe { proxy_record_metric(metric, to) };
+        let _ = unsafe { proxy_record_metric(metric, value) };
     }
 
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault> {

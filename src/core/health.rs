@@ -110,6 +110,9 @@ pub struct Evidence {
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Serving, Self::Busy, Self::Probing, Self::Ejected, Self::Unhealthy, Self::Draining];
+
     /// The word in the status, logs and metrics.
     pub fn word(self) -> &'static str {
         match self {
@@ -156,6 +159,11 @@ impl Host {
     /// Whether the next job should be the host's trial.
     pub fn wants_trial(&self, now: Instant) -> bool {
         self.health(now) == State::Probing && is_over(self.until, now) && is_over(self.busy_until, now)
+    }
+
+    /// Whether the next job may be the host's: it serves, or its trial is due.
+    pub fn is_eligible(&self, now: Instant) -> bool {
+        self.state(now) == State::Serving || !self.is_draining() && self.wants_trial(now)
     }
 
     /// The next time at which [`Host::health`] or [`Host::wants_trial`] may change by themselves; `None`: never.

@@ -115,6 +115,32 @@ pub struct Moved {
     failed: usize,
     trial: Option<Trial>,
     was_crowded: bool,
+    /// Which of the names were blamed.
+    guilty: (usize, usize),
+    /// Whether it came to a host without a free slot.
+    pub is_beyond: bool,
+}
+
+/// Why a job is not where it was sent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elsewhere {
+    /// An attempt failed, and Envoy tried another host.
+    Retried,
+    /// Envoy sent it elsewhere from the start.
+    Overruled,
+    /// Its host is not in the pool.
+    NotInPool,
+}
+
+impl Elsewhere {
+    /// The word in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Retried => "retry",
+            Self::Overruled => "overruled",
+            Self::NotInPool => "elsewhere",
+        }
+    }
 }
 
 /// How a job ended.
@@ -165,6 +191,7 @@ impl Lease {
         // More names passed than attempts failed: Envoy does not know some of them, and nobody can say which.
         let is_clear = self.blames && until.saturating_sub(self.blamed) <= failed.saturating_sub(self.failed);
         let from = if is_clear { self.blamed } else { until };
+        let beyond = record.header.beyond_slots;
         for (position, address) in self.named.iter().enumerate().take(until).skip(from) {
             if let Some(seat) = record.seat_at(*address) {
                 // The trial is the first name's.
@@ -203,7 +230,24 @@ impl Lease {
             failed: failed.max(self.failed),
             trial,
             was_crowded,
+            guilty: (from, until),
+            is_beyond: record.header.beyond_slots != beyond,
         }
+    }
+
+    /// The hosts that a move blamed for a failed attempt.
+    pub fn guilty(&self, moved: &Moved) -> &[Address] {
+        self.named.get(moved.guilty.0..moved.guilty.1).unwrap_or_default()
+    }
+
+    /// If the job is not where it was sent first, why; `None` also where Envoy chose.
+    pub fn why_another(&self) -> Option<Elsewhere> {
+        let is_another = self.named.first().is_some_and(|first| Some(*first) != self.address);
+        is_another.then_some(match (self.seat, self.failed) {
+            (None, _) => Elsewhere::NotInPool,
+            (Some(_), 0) => Elsewhere::Overruled,
+            (Some(_), _) => Elsewhere::Retried,
+        })
     }
 
     /// Whether Envoy did not send the job where it was told to: its cluster does not have the host, or does not read our header.
@@ -239,22 +283,34 @@ impl Lease {
         end.outcome == Outcome::Success && (teaches || end.whereabouts.is_some() || may_be_slow() || is_wanted())
     }
 
-    /// Gives the lease back, and tells its host how the job ended.
-    pub fn settle(&self, record: &mut Record, end: Settlement, now: Instant, random: &mut Random) {
+    /// Gives the lease back, and tells its host how the job ended. Gives its last move, if that was not known before.
+    pub fn settle(&self, record: &mut Record, end: Settlement, now: Instant, random: &mut Random) -> Option<Moved> {
         let news = end.whereabouts.filter(|at| Some(at.address) != self.address);
-        let (seat, trial, was_crowded) = match news {
-            Some(at) => {
-                let moved = self.follow(record, at, now, random);
-                (moved.seat, moved.trial, moved.was_crowded)
-            }
+        let moved = news.map(|at| self.follow(record, at, now, random));
+        let (seat, trial, was_crowded) = match moved {
+            Some(moved) => (moved.seat, moved.trial, moved.was_crowded),
             None => (self.seat, self.trial, self.burden.was_crowded),
         };
-        let Some(seat) = seat else { return };
+        if let Some(seat) = seat {
+            self.settle_at(record, (seat, trial, was_crowded), end, now, random);
+        }
+        moved
+    }
+
+    fn settle_at(
+        &self,
+        record: &mut Record,
+        (seat, trial, was_crowded): (Seat, Option<Trial>, bool),
+        end: Settlement,
+        now: Instant,
+        random: &mut Random,
+    ) {
+        let has_moved = end.whereabouts.is_some_and(|at| Some(at.address) != self.address);
         let Some(slot) = record.slot_of(seat) else {
             return record.release(seat, self.burden.work, now);
         };
         // This job is one of those that it told of.
-        if let Some((reading, at)) = end.reading.filter(|_| news.is_none()) {
+        if let Some((reading, at)) = end.reading.filter(|_| !has_moved) {
             report::tell(record, slot, reading, at, now);
         }
         // Before the host takes up the next.
@@ -263,7 +319,7 @@ impl Lease {
         if end.outcome != Outcome::Success {
             lose_track(record, seat);
         }
-        if self.is_answered && news.is_none() {
+        if self.is_answered && !has_moved {
             stranger::serves(record, slot, false, now);
         }
         let is_timed = end.is_timed;

@@ -20,6 +20,18 @@ pub enum Outcome {
     Neutral,
 }
 
+impl Outcome {
+    /// The word in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Failure => "failure",
+            Self::Busy(_) => "busy",
+            Self::Neutral => "neutral",
+        }
+    }
+}
+
 /// What Envoy says of a stream that ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct End<'a> {

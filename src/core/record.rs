@@ -106,6 +106,11 @@ impl Record {
         if ours { Ok(Self { header, bytes }) } else { Err(Foreign) }
     }
 
+    /// How many bytes there are to store.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The bytes to store.
     pub fn bytes(&mut self) -> &[u8] {
         if let Some(head) = self.bytes.first_chunk_mut() {

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use super::client::{Client, digits};
 use super::explain;
+use super::metrics::{Family, Of};
 use super::reply::Verdict;
 use super::roots::Pools;
 use super::route::{Route, name_hosts};
@@ -192,7 +193,7 @@ impl<H: Host> Stream<H> {
             }
             if let Ok(Course::Waits(entry)) = course {
                 let fate = Rc::<RefCell<Fate>>::default();
-                let mut paused = Paused::new(route.clone(), fate.clone(), job, entry.since());
+                let mut paused = Paused::new(route.clone(), fate.clone(), job, &entry);
                 (paused.blames, paused.length) = (blames, self.client.length);
                 worker.pause(&route.name, entry, paused);
                 self.waits = Some((route.name.clone(), fate));
@@ -355,8 +356,12 @@ impl<H: Host> Stream<H> {
         let sent = verdict.send(&self.host, retry_after);
         if let Ok(mut worker) = self.worker.try_borrow_mut() {
             match sent {
-                Ok(()) => worker
-                    .say(verdict.word(), Level::Warn, || format!("pool {}: answered 503, verdict {}", to.name, verdict.word())),
+                Ok(()) => {
+                    worker.count(Family::Answered, &to.name, Of::Word(verdict.word()), 1);
+                    worker.say(verdict.word(), Level::Warn, || {
+                        format!("pool {}: answered 503, verdict {}", to.name, verdict.word())
+                    });
+                }
                 Err(fault) => worker.say_fault("answer a request", fault),
             }
         }

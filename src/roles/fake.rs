@@ -34,6 +34,8 @@ pub enum Call {
     Body,
     /// [`Host::set_filter_state`].
     State,
+    /// [`Host::metric`].
+    Metric,
 }
 
 /// A request of the module's own.
@@ -90,13 +92,13 @@ struct Vm {
     bell: Cell<Option<u32>>,
     stored: RefCell<Vec<u8>>,
     streams: RefCell<BTreeMap<u32, Streamed>>,
-    refusals: [Cell<u32>; 9],
+    refusals: [Cell<u32>; 10],
     refused: Cell<u64>,
     meanwhile: RefCell<VecDeque<Deed>>,
     log: RefCell<Vec<String>>,
     called: RefCell<Vec<Called>>,
     body: RefCell<Vec<u8>>,
-    metrics: RefCell<Vec<(String, i64)>>,
+    metrics: RefCell<Vec<(Metric, String, u64)>>,
 }
 
 /// One VM's view of a [`Process`].
@@ -209,9 +211,14 @@ impl Fake {
         self.make_current(stream);
     }
 
-    /// The value of a metric; `None`: it was never defined.
-    pub fn value_of(&self, metric: &str) -> Option<i64> {
-        self.vm.metrics.borrow().iter().find(|(name, _)| name == metric).map(|(_, value)| *value)
+    /// The value of a metric, and of a histogram how many it has; `None`: it was never defined.
+    pub fn value_of(&self, metric: &str) -> Option<u64> {
+        self.vm.metrics.borrow().iter().find(|(_, name, _)| name == metric).map(|(.., value)| *value)
+    }
+
+    /// The names of all metrics.
+    pub fn metrics(&self) -> Vec<String> {
+        self.vm.metrics.borrow().iter().map(|(_, name, _)| name.clone()).collect()
     }
 
     fn check(&self, call: Call) -> Result<(), Fault> {
@@ -337,18 +344,27 @@ impl Host for Fake {
         upload.get(..size).filter(|piece| !piece.is_empty()).map(<[u8]>::to_vec)
     }
 
-    fn metric(&self, _: Metric, name: &str) -> Result<u32, Fault> {
+    fn metric(&self, kind: Metric, name: &str) -> Result<u32, Fault> {
+        self.check(Call::Metric)?;
         let mut metrics = self.vm.metrics.borrow_mut();
-        metrics.push((name.to_owned(), 0));
+        assert!(metrics.iter().all(|(_, known, _)| known != name), "{name} is made twice");
+        metrics.push((kind, name.to_owned(), 0));
         Ok(metrics.len() as u32 - 1)
     }
 
-    fn add(&self, metric: u32, by: u32) {
-        self.vm.metrics.borrow_mut()[metric as usize].1 += i64::from(by);
+    fn add(&self, metric: u32, by: u64) {
+        let (kind, _, value) = &mut self.vm.metrics.borrow_mut()[metric as usize];
+        assert!(*kind == Metric::Counter && by > 0, "Envoy refuses this");
+        *value += by;
     }
 
-    fn set(&self, metric: u32, to: u64) {
-        self.vm.metrics.borrow_mut()[metric as usize].1 = to as i64;
+    fn record(&self, metric: u32, value: u64) {
+        let (kind, _, now) = &mut self.vm.metrics.borrow_mut()[metric as usize];
+        *now = match kind {
+            Metric::Counter => panic!("a counter is not set"),
+            Metric::Gauge => value,
+            Metric::Histogram => *now + 1,
+        };
     }
 
     fn reply(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), Fault> {

@@ -11,6 +11,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::metrics::{Family, Of};
 use super::shared;
 use super::watch::Purpose;
 use super::worker::{Change, Read, Worker};
@@ -153,7 +154,7 @@ impl<H: Host> Worker<H> {
                 if had_failed {
                     self.host.log(Level::Info, &format!("plimsoll: pool {name}: its hosts are read again"));
                 }
-                self.count(format!("polls;pool={name};outcome=read"));
+                self.count(Family::Polls, name, Of::Word("read"), 1);
                 if let Err(fault) = self.publish(name, members) {
                     self.say_fault("publish the membership", fault);
                 }
@@ -190,7 +191,7 @@ impl<H: Host> Worker<H> {
             Some(members) => format!("the last known {} stay", members.members().len()),
             None => "none are known yet".to_owned(),
         };
-        self.count(format!("polls;pool={name};outcome=failed"));
+        self.count(Family::Polls, name, Of::Word("failed"), 1);
         self.say("poll", Level::Warn, || {
             format!("pool {name}: could not read its hosts through {}: {what}; {stays}", discovery.cluster)
         });

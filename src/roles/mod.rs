@@ -5,6 +5,7 @@ pub mod classifier;
 mod client;
 mod explain;
 mod fleet;
+mod metrics;
 pub mod reply;
 pub mod roots;
 pub mod route;

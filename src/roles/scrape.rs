@@ -12,6 +12,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::metrics::{Family, Of};
 use super::watch::Purpose;
 use super::worker::Worker;
 use crate::config::{Pool, Scrape};
@@ -227,7 +228,7 @@ impl<H: Host> Worker<H> {
         let had_failed = asked.poller.answered(said.is_ok(), scrape.interval, now);
         let is_told = asked.is_told;
         let outcome = if said.is_ok() { "read" } else { "failed" };
-        self.count(format!("scrapes;pool={name};host={address};outcome={outcome}"));
+        self.count(Family::Scrapes, name, Of::HostAnd(Some(address), outcome), 1);
         let path = scrape.paths.get(page).map_or("", String::as_str);
         match said {
             Ok(reading) => {

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::metrics::{Family, Of, Shown};
 use super::scrape::Scrapes;
 use super::worker::{Change, Read, Worker};
 use crate::config::{Alerts, Pool, Probe};
@@ -24,7 +25,7 @@ use crate::core::prober::Prober;
 use crate::core::record::Record;
 use crate::core::report::Statement;
 use crate::core::time::Instant;
-use crate::host::{Host, Level, Map, Metric};
+use crate::host::{Host, Level, Map};
 
 /// What a leader's tick found.
 pub struct Led {
@@ -44,8 +45,8 @@ pub struct Watch {
     pub(super) scrapes: Scrapes,
     /// What fires, and where that is to be told.
     firing: BTreeSet<Subject>,
-    /// What the gauge shows.
-    has_host: Option<bool>,
+    /// What the gauges show.
+    pub(super) shown: Shown,
     sink: Option<Rc<Alerts>>,
 }
 
@@ -68,7 +69,6 @@ pub struct Duties {
     calls: BTreeMap<u32, Call>,
     /// By sink: instances of the filter may have different ones.
     alerters: BTreeMap<Rc<Alerts>, Alerter>,
-    metrics: BTreeMap<String, u32>,
 }
 
 /// A call of ours that has not been answered, and when it was made.
@@ -100,9 +100,6 @@ pub(super) enum Purpose {
 /// A call that is not answered for so long never will be: Envoy gives up all those of a root that it deletes. Above the longest timeout of any.
 const LOST_AFTER: Duration = Duration::from_secs(120);
 
-/// Most metrics that are made: Envoy never forgets one, and where hosts come and go each may bring some of its own.
-const MOST_METRICS: usize = 8192;
-
 impl<H: Host> Worker<H> {
     /// Looks after a pool's hosts, if this worker leads.
     pub(super) fn watch(&mut self, name: &str, led: Option<Led>) {
@@ -116,7 +113,7 @@ impl<H: Host> Worker<H> {
                 watch.prober.forget_runs();
                 watch.scrapes.forget();
                 watch.firing.clear();
-                watch.has_host = None;
+                watch.shown = Shown::default();
                 self.duties.alerters.values_mut().for_each(|alerter| alerter.forget(&name));
             }
         }
@@ -149,7 +146,7 @@ impl<H: Host> Worker<H> {
 
     fn report(&mut self, name: &Rc<str>, record: &Record, events: Vec<Event>) {
         let now = self.host.now();
-        let Some(watch) = self.watch_of(name) else {
+        let Some(watch) = self.books.get_mut(&**name).map(|books| &mut books.watch) else {
             return;
         };
         watch.leads = true;
@@ -157,12 +154,12 @@ impl<H: Host> Worker<H> {
         let has_host = lookout::has_host(record, now);
         let no_host = (!has_host).then_some(None);
         watch.firing = hosts.chain(no_host).map(|host| Subject { pool: name.clone(), host }).collect();
-        let is_news = watch.has_host.replace(has_host) != Some(has_host);
+        if !events.is_empty() {
+            watch.shown.hurry();
+        }
+        self.metrics.show(&self.host, name, record, now, &mut watch.shown);
         for event in events {
             self.tell(name, event);
-        }
-        if is_news && let Some(gauge) = self.metric(Metric::Gauge, format!("no_host;pool={name}")) {
-            self.host.set(gauge, u64::from(!has_host));
         }
     }
 
@@ -175,7 +172,7 @@ impl<H: Host> Worker<H> {
                 return;
             }
             Event::Ejected { address, reason, failures, length } => {
-                self.count(format!("ejections;pool={name};host={address};reason={}", reason.word()));
+                self.count(Family::Ejections, name, Of::HostAnd(Some(address), reason.word()), 1);
                 let why = match reason {
                     Reason::Failures => format!("{failures} failures in a row"),
                     Reason::Latency => "its latency was over the threshold".to_owned(),
@@ -184,11 +181,11 @@ impl<H: Host> Worker<H> {
                 (Level::Warn, format!("{address} is ejected for {:.1} s: {why}", length.as_secs_f64()))
             }
             Event::Readmitted(address) => {
-                self.count(format!("readmissions;pool={name};host={address}"));
+                self.count(Family::Readmissions, name, Of::Host(Some(address)), 1);
                 (Level::Info, format!("{address} serves again"))
             }
             Event::Unhealthy(address, watcher) => {
-                self.count(format!("unhealthy;pool={name};host={address}"));
+                self.count(Family::Unhealthy, name, Of::Host(Some(address)), 1);
                 let why = match watcher {
                     Watcher::Probes => self.probes_failed(name),
                     Watcher::Envoy => "Envoy says so".to_owned(),
@@ -311,37 +308,9 @@ impl<H: Host> Worker<H> {
 
     fn alerted(&mut self, sink: &Alerts, is_taken: bool) {
         let outcome = if is_taken { "sent" } else { "failed" };
-        self.count(format!("alerts;outcome={outcome}"));
+        self.count(Family::Alerts, "", Of::Word(outcome), 1);
         if let Some(alerter) = self.duties.alerters.get_mut(sink) {
             alerter.answered(is_taken);
-        }
-    }
-
-    /// Counts one more of something, for all workers.
-    pub(super) fn count(&mut self, name: String) {
-        if let Some(id) = self.metric(Metric::Counter, name) {
-            self.host.add(id, 1);
-        }
-    }
-
-    /// The id of a metric. Its name comes from the configuration, never from a request.
-    fn metric(&mut self, kind: Metric, name: String) -> Option<u32> {
-        if let Some(id) = self.duties.metrics.get(&name) {
-            return Some(*id);
-        }
-        if self.duties.metrics.len() >= MOST_METRICS {
-            self.say("metric", Level::Warn, || format!("{name}: there are {MOST_METRICS} metrics already; this one is left out"));
-            return None;
-        }
-        match self.host.metric(kind, &format!("plimsoll.{name}")) {
-            Ok(id) => {
-                self.duties.metrics.insert(name, id);
-                Some(id)
-            }
-            Err(fault) => {
-                self.say_fault("make a metric", fault);
-                None
-            }
         }
     }
 }

@@ -12,6 +12,7 @@ pub use jobs::{Course, Placed, Request, moved_to};
 pub use queue::{Fate, Paused, QUICK_TICK, Sent};
 
 use super::fleet::Fleet;
+use super::metrics::{Family, Metrics, Of};
 use super::roots::{Pools, Roots};
 use super::route::Route;
 use super::shared::{self, Kept};
@@ -102,6 +103,7 @@ pub struct Worker<H> {
     roots: Roots,
     ticked: Instant,
     said: BTreeMap<&'static str, (Instant, u64)>,
+    pub(super) metrics: Metrics,
     pub(super) duties: Duties,
     bell: Bell,
 }
@@ -119,6 +121,7 @@ impl<H: Host> Worker<H> {
             roots: Roots::default(),
             ticked: Instant::default(),
             said: BTreeMap::new(),
+            metrics: Metrics::default(),
             duties: Duties::default(),
             bell: Bell::default(),
         }
@@ -254,7 +257,9 @@ impl<H: Host> Worker<H> {
         for name in names {
             match self.keep_books(&name) {
                 Ok(()) if self.books.get(&name).is_some_and(|books| books.book.is_idle() && books.overdue.is_empty()) => {
-                    self.books.remove(&name);
+                    if let Some(mut books) = self.books.remove(&name) {
+                        self.metrics.hide(&self.host, &name, &mut books.watch.shown);
+                    }
                 }
                 Ok(()) => {}
                 // A worker that could not leave tries again at the next tick.
@@ -310,6 +315,7 @@ impl<H: Host> Worker<H> {
                 "plimsoll: pool {name}: {buried} dead worker(s): what they held is given back once all others have answered"
             );
             self.host.log(Level::Warn, &line);
+            self.count(Family::DeadWorkers, name, Of::Pool, buried as u64);
         }
         if let Some(books) = self.books.get_mut(name) {
             books.watch.leader = leader;
@@ -317,6 +323,16 @@ impl<H: Host> Worker<H> {
         self.catch_up(name, members);
         self.watch(name, led);
         Ok(())
+    }
+
+    /// Raises one of the pool's counters.
+    pub(super) fn count(&mut self, family: Family, pool: &str, of: Of, by: u64) {
+        self.metrics.add(&self.host, family, pool, of, by);
+    }
+
+    /// Adds a time to one of the pool's histograms.
+    pub(super) fn time(&mut self, family: Family, pool: &str, of: Of, time: Duration) {
+        self.metrics.record(&self.host, family, pool, of, u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     }
 
     /// Reads the pool's record, joins it if need be, changes it, and stores it; again, if another worker was faster.
@@ -351,6 +367,14 @@ impl<H: Host> Worker<H> {
                 Change::Store(result) => {
                     book.beat(&mut record);
                     if self.host.store(key, record.bytes(), cas)? {
+                        let carried = [
+                            (Family::Unleased, book.unleased),
+                            (Family::BadReports, book.bad_reports),
+                            (Family::CasRetries, book.conflicts),
+                        ];
+                        carried
+                            .into_iter()
+                            .for_each(|(family, count)| self.metrics.add(&self.host, family, name, Of::Pool, count));
                         book.has_beaten();
                         kept.stored(record, cas);
                         return Ok(result);

@@ -190,9 +190,9 @@ impl Host for Seam {
         Ok(0)
     }
 
-    fn add(&self, _: u32, _: u32) {}
+    fn add(&self, _: u32, _: u64) {}
 
-    fn set(&self, _: u32, _: u64) {}
+    fn record(&self, _: u32, _: u64) {}
 }
 
 /// A worker of ours that serves one pool. It stays on its thread, as Envoy's do.

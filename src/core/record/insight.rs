@@ -97,9 +97,17 @@ impl Class {
         self.key & 1 == 1
     }
 
+    /// The beginning of its name: see [`Label::name`].
+    pub fn shown(&self) -> [u8; Label::LENGTH] {
+        let mut bytes = [0; Label::LENGTH];
+        let name = self.name.to_le_bytes().into_iter().chain(self.more_of_name.to_le_bytes());
+        bytes.iter_mut().zip(name).for_each(|(shown, byte)| *shown = byte);
+        bytes
+    }
+
     /// The beginning of its name, as far as it is text.
     pub fn name(&self) -> String {
-        let bytes = [self.name.to_le_bytes().as_slice(), &self.more_of_name.to_le_bytes()].concat();
+        let bytes = self.shown();
         let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
         String::from_utf8_lossy(name).replace(char::is_control, "?")
     }

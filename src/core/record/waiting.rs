@@ -1,7 +1,10 @@
 //! Those that wait, at the end of the record: see [`crate::core::queue`].
 
+use std::time::Duration;
+
 use super::{Class, Header, Record};
 use crate::core::queue::{Turn, Waiting};
+use crate::core::time::Instant;
 
 impl Record {
     pub(super) fn waiting_start(&self) -> usize {
@@ -23,10 +26,13 @@ impl Record {
 
     /// How many jobs wait.
     pub fn count_waiting(&self) -> usize {
+        self.waiting_by_priority().into_iter().fold(0, |sum: usize, waiting| sum.saturating_add(waiting as usize))
+    }
+
+    /// The same by priority, as in [`crate::core::queue::Priority::ALL`].
+    pub fn waiting_by_priority(&self) -> [u32; 3] {
         let Header { waiting_high, waiting_normal, waiting_low, .. } = self.header;
         [waiting_high, waiting_normal, waiting_low]
-            .into_iter()
-            .fold(0, |sum: usize, waiting| sum.saturating_add(waiting as usize))
     }
 
     /// Whether anybody waits.
@@ -38,6 +44,11 @@ impl Record {
     /// The jobs that wait, in the order in which they came.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = Waiting> {
         self.waiting_bytes().iter().map(Waiting::read)
+    }
+
+    /// For how long the first of them has waited; zero if nobody waits.
+    pub fn longest_wait(&self, now: Instant) -> Duration {
+        self.waiting().next().map_or(Duration::ZERO, |first| now.since(first.since()))
     }
 
     /// Adds a job that waits, behind all that came before it.

@@ -1,3 +1,4 @@
+mod counted;
 mod held;
 mod queue;
 

@@ -93,7 +93,7 @@ impl Bench {
         told.filter_map(|told| Some((told.told_ever(), Instant(now.0 - told.ages(now)[0]?.as_micros() as u64)))).collect()
     }
 
-    fn count(&self, outcome: &str) -> Option<i64> {
+    fn count(&self, outcome: &str) -> Option<u64> {
         self.host.value_of(&format!("plimsoll.scrapes;pool=gpu;host={};outcome={outcome}", address(0)))
     }
 

@@ -238,12 +238,3 @@ fn calls_that_are_never_answered_are_forgotten() {
     let open = bench.worker.duties.calls.len();
     assert!((1..=60).contains(&open), "{open} calls are remembered");
 }
-
-#[test]
-fn metrics_of_hosts_that_come_and_go_do_not_grow_without_end() {
-    let mut bench = Bench::new(&Process::new(1), PROBE);
-    (0..MOST_METRICS + 10).for_each(|host| bench.worker.count(format!("unhealthy;pool=gpu;host={host}")));
-    let made = |host: usize| bench.host.value_of(&format!("plimsoll.unhealthy;pool=gpu;host={host}"));
-    assert_eq!((made(0), made(MOST_METRICS)), (Some(1), None));
-    assert!(bench.host.logged().iter().any(|line| line.contains("metrics already")));
-}

@@ -11,13 +11,15 @@ use crate::core::choice::{
 };
 use crate::core::health::Trial;
 use crate::core::learning::{self, Job};
-use crate::core::lease::{Burden, Lease, Settlement, Whereabouts, is_crowded};
+use crate::core::lease::{Burden, Lease, Moved, Settlement, Whereabouts, is_crowded};
+use crate::core::outcome::Outcome;
 use crate::core::queue::{self, Called, Priority, Slots, Taken, Waiting};
 use crate::core::random::Random;
 use crate::core::record::{Record, Seat};
 use crate::core::roster::Roster;
 use crate::core::time::Instant;
 use crate::host::{Fault, Host, Level, number};
+use crate::roles::metrics::{Family, Of};
 use crate::roles::route::Running;
 
 /// A request, as far as the choice wants to know.
@@ -220,7 +222,12 @@ impl<H: Host> Worker<H> {
         })?;
         self.ring(&called);
         match &course {
-            Course::Placed(placed) => self.take_placed(pool_name, stream, pool, placed, request.job),
+            Course::Placed(placed) => {
+                self.take_placed(pool_name, stream, pool, placed, request.job);
+                if pool.queue.is_some() {
+                    self.time(Family::QueueWaitMs, pool_name, Of::Word(request.priority.word()), Duration::ZERO);
+                }
+            }
             Course::QueueFull(_) => {
                 if let Some(books) = self.books.get_mut(pool_name) {
                     books.book.turned_away += 1;
@@ -290,9 +297,11 @@ impl<H: Host> Worker<H> {
         match moved {
             Ok(Some((moved, called))) => {
                 self.ring(called.as_slice());
-                if let Some(lease) = self.lease_mut(pool_name, stream) {
+                let guilty = self.lease_mut(pool_name, stream).map(|lease| {
                     lease.moved(moved);
-                }
+                    lease.guilty(&moved).to_vec()
+                });
+                self.count_move(pool_name, &guilty.unwrap_or_default(), moved);
             }
             Ok(None) => {}
             // The next tick looks again, and so does the end.
@@ -311,14 +320,18 @@ impl<H: Host> Worker<H> {
             if end.latency.is_none() && lease.wants_latency(record, &end, now) {
                 end.latency = latency().map(|latency| lease.own_time(latency));
             }
-            lease.settle(record, end, now, random);
-            Change::Store(queue::call(record, id, now))
+            let moved = lease.settle(record, end, now, random);
+            Change::Store(Some((moved, queue::call(record, id, now))))
         });
         let book = self.books.get_mut(pool_name).map(|books| &mut books.book);
         match settled {
-            Ok(called) => {
-                book.and_then(|book| book.give(stream));
+            Ok(settled) => {
+                let lease = book.and_then(|book| book.give(stream));
+                let (moved, called) = settled.unwrap_or_default();
                 self.ring(called.as_slice());
+                if let Some(lease) = lease {
+                    self.count_job(pool_name, lease, moved, &end);
+                }
             }
             Err(fault) => {
                 if let Some(lease) = book.and_then(|book| book.lease_mut(stream)) {
@@ -326,6 +339,28 @@ impl<H: Host> Worker<H> {
                 }
                 self.say_fault("settle a lease", fault);
             }
+        }
+    }
+
+    fn count_move(&mut self, pool_name: &str, guilty: &[Address], moved: Moved) {
+        guilty.iter().for_each(|host| self.count(Family::RetriesBlamed, pool_name, Of::Host(Some(*host)), 1));
+        self.count(Family::BeyondSlots, pool_name, Of::Pool, moved.is_beyond.into());
+    }
+
+    /// A job has ended, and its lease is given back.
+    fn count_job(&mut self, pool_name: &str, mut lease: Lease, moved: Option<Moved>, end: &Settlement) {
+        if let Some(moved) = moved {
+            lease.moved(moved);
+            self.count_move(pool_name, lease.guilty(&moved), moved);
+        }
+        let host = lease.address.filter(|_| lease.seat.is_some());
+        self.count(Family::Jobs, pool_name, Of::HostAnd(host, end.outcome.word()), 1);
+        if let Some(why) = lease.why_another() {
+            self.count(Family::ServedByAnother, pool_name, Of::Word(why.word()), 1);
+        }
+        if end.outcome == Outcome::Success && end.is_timed {
+            let time = self.host.now().since(lease.taken);
+            self.time(Family::ServiceMs, pool_name, Of::class(lease.job.label), time);
         }
     }
 

@@ -15,12 +15,13 @@ use crate::core::choice::{Kind, Wanted, expected_wait, free_slots};
 use crate::core::learning::Job;
 use crate::core::lease::Settlement;
 use crate::core::outcome::Outcome;
-use crate::core::queue::{self, Called, Slots, Taken, Waiting};
+use crate::core::queue::{self, Called, Priority, Slots, Taken, Waiting};
 use crate::core::random::Random;
 use crate::core::record::Record;
 use crate::core::time::Instant;
 use crate::host::{Host, Level};
 use crate::roles::explain;
+use crate::roles::metrics::{Family, Of};
 use crate::roles::reply::Verdict;
 use crate::roles::route::{Route, Running, name_hosts};
 
@@ -65,15 +66,17 @@ pub struct Paused {
     /// The length of its body, if its client says so.
     pub length: Option<u64>,
     job: Job,
+    priority: Priority,
     since: Instant,
     /// If it is held for a busy host: until when at most.
     pub(super) held_until: Option<Instant>,
 }
 
 impl Paused {
-    /// A stream that waits from now on.
-    pub fn new(route: Rc<Route>, fate: Rc<RefCell<Fate>>, job: Job, now: Instant) -> Self {
-        Self { route, fate, blames: true, length: None, job, since: now, held_until: None }
+    /// A stream that waits, as its entry in the queue says.
+    pub fn new(route: Rc<Route>, fate: Rc<RefCell<Fate>>, job: Job, entry: &Waiting) -> Self {
+        let (priority, since) = (entry.priority(), entry.since());
+        Self { route, fate, blames: true, length: None, job, priority, since, held_until: None }
     }
 
     fn is_overdue(&self, now: Instant) -> bool {
@@ -301,6 +304,7 @@ impl<H: Host> Worker<H> {
             self.say_fault("name the chosen host", fault);
         }
         let waited = self.host.now().since(paused.since);
+        self.time(Family::QueueWaitMs, name, Of::Word(paused.priority.word()), waited);
         let why = explain::to_whom(&pool, || explain::chosen(&pool, &chosen, Kind::Job, waited));
         *paused.fate.borrow_mut() = Fate::Sent(Sent { pool, to: chosen.hosts.first().copied(), why });
         self.go_on();
@@ -363,6 +367,7 @@ impl<H: Host> Worker<H> {
                 let waited = self.host.now().since(paused.since);
                 let why = explain::to_whom(pool, || explain::answered(pool, verdict, waited));
                 *paused.fate.borrow_mut() = Fate::Answered(why);
+                self.count(Family::Answered, name, Of::Word(verdict.word()), 1);
                 self.say(verdict.word(), Level::Warn, || format!("pool {name}: answered 503, verdict {}", verdict.word()));
             }
             Err(fault) => {
