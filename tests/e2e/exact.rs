@@ -355,7 +355,7 @@ fn free_port() -> u16 {
 }
 
 /// A module in `dist/`, as an absolute path.
-fn module(file: &str) -> String {
+pub fn module(file: &str) -> String {
     format!("{}/../dist/{file}", env!("CARGO_MANIFEST_DIR"))
 }
 
