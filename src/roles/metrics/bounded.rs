@@ -22,31 +22,29 @@ impl Bounded {
 
     /// Whether a value, which is one line, is one of those, or becomes one; where Envoy refuses, it is not for now.
     pub fn admits(&mut self, host: &impl Host, value: &str) -> bool {
-        if self.known.contains(value) {
-            return true;
+        if !self.known.contains(value) {
+            self.admit(host, [value.to_owned()]);
         }
+        self.known.contains(value)
+    }
+
+    /// Makes as many of these part of the list as there are places for.
+    pub fn admit(&mut self, host: &impl Host, values: impl IntoIterator<Item = String>) {
+        let mut fresh: Vec<String> = values.into_iter().filter(|value| !self.known.contains(value)).collect();
         for _ in 0..MOST_CONFLICTS {
-            if self.known.len() >= self.most {
-                return false;
+            if fresh.is_empty() || self.known.len() >= self.most {
+                return;
             }
-            let Some(cas) = self.read(host) else { return false };
-            if self.known.contains(value) {
-                return true;
-            }
-            if self.known.len() >= self.most {
-                return false;
-            }
-            let lines: String = self.known.iter().map(String::as_str).chain([value]).flat_map(|line| [line, "\n"]).collect();
+            let Some(cas) = self.read(host) else { return };
+            fresh.retain(|value| !self.known.contains(value));
+            fresh.truncate(self.most.saturating_sub(self.known.len()));
+            let lines: String = self.known.iter().chain(&fresh).flat_map(|line| [line, "\n"]).collect();
             match host.store(self.key, lines.as_bytes(), cas) {
-                Ok(true) => {
-                    self.known.insert(value.to_owned());
-                    return true;
-                }
+                Ok(true) => return self.known.extend(fresh),
                 Ok(false) => {}
-                Err(_) => return false,
+                Err(_) => return,
             }
         }
-        false
     }
 
     /// All that begin so, without the beginning.

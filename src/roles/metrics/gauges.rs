@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Family, Metrics, Of};
+use crate::core::address::Address;
 use crate::core::health::State;
 use crate::core::learning;
 use crate::core::lookout;
 use crate::core::queue::Priority;
-use crate::core::record::Record;
+use crate::core::record::{Host as Entry, Record};
 use crate::core::score;
 use crate::core::time::Instant;
 use crate::host::Host;
@@ -19,21 +20,61 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// After so many looks all are set again: should a worker that lost the lead have had the last word, it has no longer.
 const AFRESH: u32 = 10;
 
-/// What a host's gauges are at least: of those that have gone they are 0.
-const OF_HOSTS: [Family; 5] = [Family::InFlight, Family::MaxInFlight, Family::EwmaMs, Family::Score, Family::State];
+/// Most metrics of hosts that are made in one look, the next of which then comes at the next tick: Envoy matches each name with all of its tags' expressions.
+const MOST_MADE: usize = 128;
 
-type Values = BTreeMap<(Family, Of), u64>;
+/// The gauges of a host; the last two only where they are known.
+const OF_HOST: [Family; 7] =
+    [Family::InFlight, Family::MaxInFlight, Family::EwmaMs, Family::Score, Family::State, Family::Speed, Family::TelemetryAgeMs];
+
+/// Their values, in the same order.
+type Values = [Option<u64>; OF_HOST.len()];
+
+/// Of those that have gone.
+const GONE: Values = [Some(0), Some(0), Some(0), Some(0), Some(0), None, None];
 
 /// What a leader has shown of a pool.
 #[derive(Default)]
 pub struct Shown {
-    values: Values,
+    hosts: BTreeMap<Address, Row>,
+    pool: BTreeMap<(Family, Of), u64>,
     at: Instant,
     looks: u32,
 }
 
+/// What is shown of a host. A thousand hosts are looked at in a worker that has requests to serve: so their metrics' ids are kept here.
+struct Row {
+    /// Whether it has metrics of its own.
+    is_own: bool,
+    shown: [Option<(u32, u64)>; OF_HOST.len()],
+    now: Values,
+    seen: u32,
+}
+
+impl Row {
+    fn new(is_own: bool) -> Self {
+        Self { is_own, shown: [None; OF_HOST.len()], now: GONE, seen: 0 }
+    }
+
+    /// Whether all is shown that there is to show.
+    fn is_whole(&self) -> bool {
+        self.now.iter().zip(&self.shown).all(|(now, shown)| now.is_none() || shown.is_some())
+    }
+
+    /// One of the host's entries. It has two where it came back while jobs of before still run: these are its own, and all else is said of the new one.
+    fn look(&mut self, look: u32, values: Values, is_retired: bool) {
+        let is_second = std::mem::replace(&mut self.seen, look) == look;
+        let ([jobs, ..], [more, ..]) = (self.now, values);
+        if !is_second || !is_retired {
+            self.now = values;
+        }
+        if let (true, [sum, ..]) = (is_second, &mut self.now) {
+            *sum = Some(jobs.unwrap_or(0).saturating_add(more.unwrap_or(0)));
+        }
+    }
+}
+
 impl Shown {
-    /// Whether it is time for another look.
     fn is_due(&self, now: Instant) -> bool {
         self.at == Instant::default() || !(self.at..self.at + PERIOD).contains(&now)
     }
@@ -50,85 +91,115 @@ impl Metrics {
         if !shown.is_due(now) {
             return;
         }
-        let mut values = self.bound(host, pool, values(record, now));
-        if shown.values.is_empty() {
+        if shown.looks == 0 {
             // Somebody else may have shown those that have gone since.
-            let gone =
-                self.known_hosts(host, pool).into_iter().flat_map(|host| OF_HOSTS.map(|family| (family, Of::Host(Some(host)))));
-            gone.for_each(|gauge| _ = values.entry(gauge).or_default());
+            let known = self.known_hosts(host, pool).into_iter().map(|host| (host, Row::new(true)));
+            shown.hosts.extend(known);
         }
-        shown.values.keys().for_each(|gauge| _ = values.entry(*gauge).or_default());
         let is_afresh = shown.looks.is_multiple_of(AFRESH);
-        for (gauge, value) in &values {
-            if is_afresh || shown.values.get(gauge) != Some(value) {
-                self.record(host, gauge.0, pool, gauge.1, *value);
+        shown.at = now;
+        // Never 0, which stands for a row that was never looked at.
+        shown.looks = shown.looks.wrapping_add(1).max(1);
+        let mut values = of_pool(record, now);
+        self.look_at_hosts(host, pool, record, now, shown);
+        let mut places = MOST_MADE;
+        for (address, row) in &mut shown.hosts {
+            if row.is_own {
+                self.show_row(host, pool, *address, row, is_afresh, &mut places);
+            } else {
+                for (family, value) in OF_HOST.into_iter().zip(row.now).take(2) {
+                    let sum = values.entry((family, Of::Host(None))).or_default();
+                    *sum = sum.saturating_add(value.unwrap_or(0));
+                }
             }
         }
-        (shown.values, shown.at, shown.looks) = (values, now, shown.looks.wrapping_add(1));
+        if places == 0 {
+            shown.hurry();
+        }
+        // What has gone was shown so, and what had no metrics of its own may have them now.
+        shown
+            .hosts
+            .retain(|_, row| if row.seen == shown.looks { row.is_own || !is_afresh } else { row.is_own && !row.is_whole() });
+        shown.pool.keys().for_each(|gauge| _ = values.entry(*gauge).or_default());
+        for ((family, of), value) in &values {
+            if is_afresh || shown.pool.get(&(*family, *of)) != Some(value) {
+                self.record(host, *family, pool, *of, *value);
+            }
+        }
+        shown.pool = values;
+    }
+
+    fn look_at_hosts(&mut self, host: &impl Host, pool: &str, record: &Record, now: Instant, shown: &mut Shown) {
+        let is_new = |entry: &Entry| !shown.hosts.contains_key(&entry.address());
+        self.admit(host, pool, record.hosts().filter(is_new).map(|entry| entry.address()));
+        for ((entry, score), slot) in record.hosts().zip(score::scores(record, now)).zip(0..) {
+            let row = shown.hosts.entry(entry.address()).or_insert_with(|| Row::new(self.has_own(host, pool, entry.address())));
+            row.look(shown.looks, of_host(record, &entry, slot, score, now), entry.is_retired());
+        }
+        for row in shown.hosts.values_mut().filter(|row| row.seen != shown.looks) {
+            row.now = GONE;
+        }
+    }
+
+    fn show_row(&mut self, host: &impl Host, pool: &str, address: Address, row: &mut Row, is_afresh: bool, places: &mut usize) {
+        for ((family, value), shown) in OF_HOST.into_iter().zip(row.now).zip(&mut row.shown) {
+            match (value.or(shown.map(|_| 0)), &shown) {
+                (Some(value), Some((id, before))) if is_afresh || *before != value => {
+                    host.record(*id, value);
+                    *shown = Some((*id, value));
+                }
+                (Some(value), None) if *places > 0 => {
+                    *places -= 1;
+                    *shown = self.id(host, family, pool, Of::Host(Some(address))).map(|id| (id, value));
+                    shown.iter().for_each(|(id, value)| host.record(*id, *value));
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Sets to 0 what was shown: nobody looks after the pool any more.
     pub fn hide(&mut self, host: &impl Host, pool: &str, shown: &mut Shown) {
-        for (family, of) in std::mem::take(shown).values.into_keys() {
-            self.record(host, family, pool, of, 0);
-        }
-    }
-
-    /// Those of hosts without metrics of their own become two sums.
-    fn bound(&mut self, host: &impl Host, pool: &str, values: Values) -> Values {
-        let mut bound = Values::new();
-        for ((family, of), value) in values {
-            let is_own = of.host().is_none_or(|address| self.has_own(host, pool, address));
-            let of = if is_own { of } else { of.other() };
-            let sum = bound.entry((family, of)).or_insert(0);
-            match is_own {
-                true => *sum = value,
-                false if matches!(family, Family::InFlight | Family::MaxInFlight) => *sum = sum.saturating_add(value),
-                // Several hosts have no one state.
-                false => _ = bound.remove(&(family, of)),
-            }
-        }
-        bound
+        let shown = std::mem::take(shown);
+        let of_hosts = shown.hosts.into_values().flat_map(|row| row.shown);
+        of_hosts.flatten().for_each(|(id, _)| host.record(id, 0));
+        shown.pool.into_keys().for_each(|(family, of)| self.record(host, family, pool, of, 0));
     }
 }
 
-fn values(record: &Record, now: Instant) -> Values {
-    let mut values = Values::new();
-    let mut states = [0; State::ALL.len()];
-    for ((entry, score), slot) in record.hosts().zip(score::scores(record, now)).zip(0..) {
-        let (address, state) = (entry.address(), entry.state(now));
+fn of_host(record: &Record, entry: &Entry, slot: u32, score: f64, now: Instant) -> Values {
+    let ewma = entry.ewma();
+    let ewma = if ewma.has_history() { ewma.millis.round() as u64 } else { 0 };
+    let (mut speed, mut age) = (None, None);
+    if record.has_insights() {
+        let insight = record.insight(slot);
+        let known = insight.speed_if_known(now, learning::fading(record.header.time_constant()));
+        speed = Some(known.map_or(0, |speed| (speed * entry.weight * 1e3).round() as u64));
+        age = insight.ages(now).into_iter().flatten().min().map(millis);
+    }
+    let (load, slots, state) = (entry.load().into(), entry.max_in_flight.into(), number(entry.state(now)));
+    [Some(load), Some(slots), Some(ewma), Some((score * 1e3).round() as u64), Some(state), speed, age]
+}
+
+fn of_pool(record: &Record, now: Instant) -> BTreeMap<(Family, Of), u64> {
+    let mut values = BTreeMap::new();
+    let (mut states, mut eligible) = ([0; State::ALL.len()], 0);
+    for entry in record.hosts() {
+        let state = entry.state(now);
         states.iter_mut().zip(State::ALL).filter(|(_, each)| *each == state).for_each(|(count, _)| *count += 1);
-        // A host that came back while jobs of before still run has two entries: the jobs are its own, all else is said of the new one.
-        let jobs = values.entry((Family::InFlight, Of::Host(Some(address)))).or_default();
-        *jobs += u64::from(entry.load());
-        let is_known = values.contains_key(&(Family::State, Of::Host(Some(address))));
-        if is_known && entry.is_retired() {
-            continue;
-        }
-        let mut say = |family, value| _ = values.insert((family, Of::Host(Some(address))), value);
-        say(Family::MaxInFlight, entry.max_in_flight.into());
-        say(Family::EwmaMs, if entry.ewma().has_history() { entry.ewma().millis.round() as u64 } else { 0 });
-        say(Family::Score, (score * 1e3).round() as u64);
-        say(Family::State, number(state));
-        if record.has_insights() {
-            let insight = record.insight(slot);
-            let speed = insight.speed_if_known(now, learning::fading(record.header.time_constant()));
-            say(Family::Speed, speed.map_or(0, |speed| (speed * entry.weight * 1e3).round() as u64));
-            if let Some(age) = insight.ages(now).into_iter().flatten().min() {
-                say(Family::TelemetryAgeMs, millis(age));
-            }
-        }
+        eligible += u64::from(entry.is_eligible(now));
     }
     values.extend(State::ALL.into_iter().zip(states).map(|(state, count)| ((Family::Hosts, Of::Word(state.word())), count)));
     for class in record.classes() {
-        values.insert((Family::ClassWorkMs, Of::Class(Some(class.shown()))), class.mean().map_or(0, |mean| mean.round() as u64));
+        let work = class.mean().map_or(0, |mean| mean.round() as u64);
+        values.insert((Family::ClassWorkMs, Of::Class(Some(class.shown()))), work);
     }
-    let header = &record.header;
     for (priority, waiting) in Priority::ALL.into_iter().zip(record.waiting_by_priority()) {
         values.insert((Family::Waiting, Of::Word(priority.word())), waiting.into());
     }
+    let header = &record.header;
     let mut say = |family, value| _ = values.insert((family, Of::Pool), value);
-    say(Family::Eligible, record.hosts().filter(|host| host.is_eligible(now)).count() as u64);
+    say(Family::Eligible, eligible);
     say(Family::NoHost, (!lookout::has_host(record, now)).into());
     say(Family::QueueMaxLength, header.max_length.into());
     say(Family::LongestWaitMs, millis(record.longest_wait(now)));

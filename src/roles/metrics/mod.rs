@@ -135,6 +135,12 @@ impl Metrics {
         }
     }
 
+    /// Gives metrics of their own to as many of these hosts as there are places for.
+    fn admit(&mut self, host: &impl Host, pool: &str, addresses: impl Iterator<Item = Address>) {
+        let pool = text(pool);
+        self.hosts.admit(host, addresses.map(|address| format!("{pool};{address}")));
+    }
+
     /// Whether a host has metrics of its own.
     fn has_own(&mut self, host: &impl Host, pool: &str, address: Address) -> bool {
         self.hosts.admits(host, &format!("{};{address}", text(pool)))

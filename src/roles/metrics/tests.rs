@@ -230,3 +230,23 @@ fn a_metric_that_envoy_refuses_is_missing_and_said_once() {
     bench.metrics.add(&bench.host, Family::Answered, "gpu", Of::Word("full"), 3);
     assert_eq!(bench.value("answered;pool=gpu;reason=full"), Some(3));
 }
+
+#[test]
+fn the_metrics_of_many_hosts_are_made_over_several_looks() {
+    let mut bench = Bench::new(&Process::new(1), 300);
+    let made = |bench: &Bench| (0..300).filter(|host| bench.of_host("state", *host).is_some()).count();
+    bench.show();
+    assert!((20..30).contains(&made(&bench)), "{}", made(&bench));
+    // Not a second later: at the next tick.
+    for _ in 0..12 {
+        bench.metrics.show(&bench.host, "gpu", &bench.record, bench.now, &mut bench.shown);
+    }
+    assert_eq!(made(&bench), 300);
+    // All of them have gone when another one takes the lead.
+    let mut next = Bench { host: Fake::new(&bench.host.process), metrics: Metrics::default(), shown: Shown::default(), ..bench };
+    next.record = Record::new(1);
+    for _ in 0..20 {
+        next.metrics.show(&next.host, "gpu", &next.record, next.now, &mut next.shown);
+    }
+    assert!((0..300).all(|host| next.of_host("state", host) == Some(0)));
+}
