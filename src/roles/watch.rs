@@ -146,9 +146,12 @@ impl<H: Host> Worker<H> {
 
     fn report(&mut self, name: &Rc<str>, record: &Record, events: Vec<Event>) {
         let now = self.host.now();
-        let Some(watch) = self.books.get_mut(&**name).map(|books| &mut books.watch) else {
+        let Some(books) = self.books.get_mut(&**name) else {
             return;
         };
+        let queue = books.pool.as_ref().and_then(|pool| pool.queue.as_ref());
+        let timeout = queue.map_or(Duration::ZERO, |queue| queue.timeout);
+        let watch = &mut books.watch;
         watch.leads = true;
         let hosts = lookout::ejected(record).map(Some);
         let has_host = lookout::has_host(record, now);
@@ -157,7 +160,7 @@ impl<H: Host> Worker<H> {
         if !events.is_empty() {
             watch.shown.hurry();
         }
-        self.metrics.show(&self.host, name, record, now, &mut watch.shown);
+        self.metrics.show(&self.host, (name, timeout), record, now, &mut watch.shown);
         for event in events {
             self.tell(name, event);
         }

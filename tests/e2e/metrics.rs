@@ -200,6 +200,7 @@ async fn the_queue_shows_who_waits_how_long_and_who_was_turned_away() {
     let by = |page: &Page, priority| page.sum("waiting", &[("priority", priority)]);
     let page = until(&envoy, "four wait", |page| by(page, "low") == Some(3.0)).await;
     assert_eq!((by(&page, "high"), by(&page, "normal"), page.sum("queue_max_length", &[])), (Some(1.0), Some(0.0), Some(4.0)));
+    assert_eq!(page.sum("queue_timeout_ms", &[]), Some(3000.0));
     until(&envoy, "the first has waited for a second", |page| page.sum("longest_wait_ms", &[]) >= Some(1000.0)).await;
     held.remove(0).abort();
     assert_eq!(high.await.expect("sent").0.status, 200);

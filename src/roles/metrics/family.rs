@@ -56,6 +56,8 @@ families! {
     Waiting = Gauge "waiting" ["pool" "priority"],
     /// Jobs that may wait; 0 without a queue.
     QueueMaxLength = Gauge "queue_max_length" ["pool"],
+    /// For how long a job may wait, in milliseconds; 0 without a queue.
+    QueueTimeoutMs = Gauge "queue_timeout_ms" ["pool"],
     /// For how long the first of them has waited, in milliseconds.
     LongestWaitMs = Gauge "longest_wait_ms" ["pool"],
     /// The size of the pool's record, in bytes.

@@ -86,8 +86,15 @@ impl Shown {
 }
 
 impl Metrics {
-    /// Shows the gauges of a pool, if it is time.
-    pub fn show(&mut self, host: &impl Host, pool: &str, record: &Record, now: Instant, shown: &mut Shown) {
+    /// Shows the gauges of a pool, in whose queue jobs may wait for so long, if it is time.
+    pub fn show(
+        &mut self,
+        host: &impl Host,
+        (pool, timeout): (&str, Duration),
+        record: &Record,
+        now: Instant,
+        shown: &mut Shown,
+    ) {
         if !shown.is_due(now) {
             return;
         }
@@ -101,6 +108,7 @@ impl Metrics {
         // Never 0, which stands for a row that was never looked at.
         shown.looks = shown.looks.wrapping_add(1).max(1);
         let mut values = of_pool(record, now);
+        values.insert((Family::QueueTimeoutMs, Of::Pool), millis(timeout));
         self.look_at_hosts(host, pool, record, now, shown);
         let mut places = MOST_MADE;
         for (address, row) in &mut shown.hosts {

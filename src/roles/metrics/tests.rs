@@ -32,7 +32,7 @@ impl Bench {
     /// A second passes.
     fn show(&mut self) {
         self.now = self.now + Duration::from_secs(1);
-        self.metrics.show(&self.host, "gpu", &self.record, self.now, &mut self.shown);
+        self.metrics.show(&self.host, ("gpu", Duration::from_secs(30)), &self.record, self.now, &mut self.shown);
     }
 
     fn value(&self, name: &str) -> Option<u64> {
@@ -153,6 +153,7 @@ fn the_leader_shows_each_host_and_the_pool() {
     assert_eq!((bench.value("eligible;pool=gpu"), bench.value("no_host;pool=gpu")), (Some(3), Some(0)));
     assert_eq!(bench.value("record_bytes;pool=gpu"), Some(bench.record.bytes().len() as u64));
     assert_eq!(bench.value("waiting;pool=gpu;priority=low"), Some(0));
+    assert_eq!(bench.value("queue_timeout_ms;pool=gpu"), Some(30_000));
     assert_eq!(bench.value("discovery_age_ms;pool=gpu"), None);
 }
 
@@ -187,16 +188,22 @@ fn gauges_are_set_where_they_moved_once_a_second_and_all_of_them_now_and_then() 
     bench.show();
     assert_eq!(bench.of_host("in_flight", 0), Some(77), "it has not moved");
     bench.record.reserve(1, None, at(100.0));
-    bench.metrics.show(&bench.host, "gpu", &bench.record, bench.now + Duration::from_millis(999), &mut bench.shown);
+    bench.metrics.show(
+        &bench.host,
+        ("gpu", Duration::ZERO),
+        &bench.record,
+        bench.now + Duration::from_millis(999),
+        &mut bench.shown,
+    );
     assert_eq!(bench.of_host("in_flight", 1), Some(0), "it is not time yet");
     bench.shown.hurry();
-    bench.metrics.show(&bench.host, "gpu", &bench.record, bench.now, &mut bench.shown);
+    bench.metrics.show(&bench.host, ("gpu", Duration::ZERO), &bench.record, bench.now, &mut bench.shown);
     assert_eq!(bench.of_host("in_flight", 1), Some(1));
     (0..10).for_each(|_| bench.show());
     assert_eq!(bench.of_host("in_flight", 0), Some(0));
     // A clock that stepped back is no reason to be silent.
     bench.record.reserve(1, None, at(1.0));
-    bench.metrics.show(&bench.host, "gpu", &bench.record, at(1.0), &mut bench.shown);
+    bench.metrics.show(&bench.host, ("gpu", Duration::ZERO), &bench.record, at(1.0), &mut bench.shown);
     assert_eq!(bench.of_host("in_flight", 1), Some(2));
 }
 
@@ -239,14 +246,14 @@ fn the_metrics_of_many_hosts_are_made_over_several_looks() {
     assert!((20..30).contains(&made(&bench)), "{}", made(&bench));
     // Not a second later: at the next tick.
     for _ in 0..12 {
-        bench.metrics.show(&bench.host, "gpu", &bench.record, bench.now, &mut bench.shown);
+        bench.metrics.show(&bench.host, ("gpu", Duration::ZERO), &bench.record, bench.now, &mut bench.shown);
     }
     assert_eq!(made(&bench), 300);
     // All of them have gone when another one takes the lead.
     let mut next = Bench { host: Fake::new(&bench.host.process), metrics: Metrics::default(), shown: Shown::default(), ..bench };
     next.record = Record::new(1);
     for _ in 0..20 {
-        next.metrics.show(&next.host, "gpu", &next.record, next.now, &mut next.shown);
+        next.metrics.show(&next.host, ("gpu", Duration::ZERO), &next.record, next.now, &mut next.shown);
     }
     assert!((0..300).all(|host| next.of_host("state", host) == Some(0)));
 }
