@@ -2,6 +2,7 @@
 //!
 //! Envoy's implementation is `hostcalls.rs`; tests bring their own, which may answer anything.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use crate::core::time::Instant;
@@ -31,6 +32,20 @@ pub enum Level {
     Warn,
     /// A refused configuration.
     Error,
+}
+
+/// A line of the log as it is written: what comes from outside, such as a pool's name or a host's word, can begin no line of its own.
+pub fn on_one_line(text: &str) -> Cow<'_, str> {
+    // The two that are no control characters end lines all the same, for those who read logs in Unicode.
+    let ends = |char: char| char.is_control() || matches!(char, '\u{2028}' | '\u{2029}');
+    if !text.contains(ends) {
+        return Cow::Borrowed(text);
+    }
+    let mut line = String::with_capacity(text.len() + 8);
+    for char in text.chars() {
+        if ends(char) { line.extend(char.escape_default()) } else { line.push(char) }
+    }
+    Cow::Owned(line)
 }
 
 /// One of the header maps of the current stream, or of the call that has just been answered.
@@ -63,7 +78,7 @@ pub trait Host: Clone + 'static {
     fn wall(&self) -> SystemTime;
     /// Random bits.
     fn random(&self) -> u64;
-    /// Writes a line to Envoy's log.
+    /// Writes a line to Envoy's log; see [`on_one_line`].
     fn log(&self, level: Level, line: &str);
     /// Reads shared data.
     fn load(&self, key: &str) -> Result<Shared, Fault>;
@@ -177,6 +192,13 @@ mod tests {
     fn headers_come_back_as_they_were_encoded_whatever_their_bytes() {
         let pairs: [(&[u8], &[u8]); 4] = [(b":path", b"/"), (b"x", b""), (b"x", b"\xff\x00\x80"), (b"", b"y")];
         assert_eq!(Headers::encode(&pairs).iter().collect::<Vec<_>>(), pairs);
+    }
+
+    #[test]
+    fn a_line_of_the_log_is_one_whatever_its_text() {
+        let forged = "pool a\n[error] b\r\u{1b}[2K\u{85}\u{2028}c";
+        assert_eq!(on_one_line(forged), r"pool a\n[error] b\r\u{1b}[2K\u{85}\u{2028}c");
+        assert!(matches!(on_one_line("Zürich – ok"), Cow::Borrowed("Zürich – ok")));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, SystemTime};
 
 use crate::core::time::Instant;
-use crate::host::{Fault, Headers, Host, Level, Map, Metric, Shared};
+use crate::host::{Fault, Headers, Host, Level, Map, Metric, Shared, on_one_line};
 
 /// The ABI's statuses that are not faults.
 mod status {
@@ -160,6 +160,7 @@ impl Host for Envoy {
             Level::Warn => 3,
             Level::Error => 4,
         };
+        let line = on_one_line(line);
         // SAFETY: see the top of this file.
         let _ = unsafe { proxy_log(level, line.as_ptr(), line.len()) };
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 pub use process::Process;
 
 use crate::core::time::Instant;
-use crate::host::{Fault, Headers, Host, Level, Map, Metric, Shared};
+use crate::host::{Fault, Headers, Host, Level, Map, Metric, Shared, on_one_line};
 
 /// The fallible hostcalls.
 #[derive(Clone, Copy, Debug)]
@@ -246,7 +246,7 @@ impl Host for Fake {
     }
 
     fn log(&self, _: Level, line: &str) {
-        self.vm.log.borrow_mut().push(line.to_owned());
+        self.vm.log.borrow_mut().push(on_one_line(line).into_owned());
     }
 
     fn load(&self, key: &str) -> Result<Shared, Fault> {

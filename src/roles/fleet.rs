@@ -152,7 +152,7 @@ impl<H: Host> Worker<H> {
                     books.fleet.poller.answered(true, interval, now)
                 });
                 if had_failed {
-                    self.host.log(Level::Info, &format!("plimsoll: pool {name}: its hosts are read again"));
+                    self.say("poll again", Level::Info, || format!("pool {name}: its hosts are read again"));
                 }
                 self.count(Family::Polls, name, Of::Word("read"), 1);
                 if let Err(fault) = self.publish(name, members) {

@@ -9,6 +9,7 @@ mod metrics;
 pub mod reply;
 pub mod roots;
 pub mod route;
+mod said;
 mod scrape;
 pub mod shared;
 pub mod status;

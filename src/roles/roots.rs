@@ -113,6 +113,13 @@ impl Roots {
         newest_first.filter(move |root| instances.insert(&root.instance)).flat_map(|root| &root.pools)
     }
 
+    /// The newest live root of each instance that has one.
+    pub fn newest_of_each(&self) -> impl Iterator<Item = (Rc<str>, u32, Pools)> {
+        let live = self.roots.iter().filter(|(_, root)| root.live);
+        let newest: BTreeMap<&Rc<str>, (u32, &Root)> = live.map(|(id, root)| (&root.instance, (*id, root))).collect();
+        newest.into_iter().map(|(instance, (id, root))| (instance.clone(), id, root.pools.clone()))
+    }
+
     fn known(&mut self, id: u32, instance: &Rc<str>, pools: &Pools) -> &mut Root {
         let made = self.tick;
         match self.roots.entry(id) {

@@ -4,12 +4,13 @@
 //! plimsoll.pools               the names of all pools, as a JSON array: shared data cannot be listed
 //! plimsoll.<version>.pool.<n>  the record of pool n, in the layout of that version
 //! plimsoll.<version>.hosts.<n> the hosts that Envoy's cluster n has, where a configuration wants to know
+//! plimsoll.said.<i>            which configuration of the filter's instance i the log speaks of, as a digest
 //! ```
 //!
 //! Keys are never deleted (the ABI cannot), and come from configurations only, never from requests.
 
 use crate::core::record::{Record, VERSION};
-use crate::host::{Fault, Host, IF_ABSENT, Level};
+use crate::host::{Fault, Host, IF_ABSENT};
 
 /// How often a change is run again. Each loss means that another worker won. With a request's work between two transactions nobody loses more
 /// than a few times in a row; workers that did nothing else reach this, and then the job is left to Envoy, or the settlement to the next tick.
@@ -27,17 +28,32 @@ pub fn members_key(pool: &str) -> String {
     format!("plimsoll.{VERSION}.hosts.{pool}")
 }
 
-/// The record under the key, or a new one, and the version to store it with.
-pub fn open(host: &impl Host, key: &str, pool: &str) -> Result<(Record, u32), Fault> {
+/// The key of what was said of an instance's configuration.
+pub fn said_key(instance: &str) -> String {
+    format!("plimsoll.said.{instance}")
+}
+
+/// What was found under a record's key.
+pub struct Opened {
+    /// The record, or a new one.
+    pub record: Record,
+    /// The version to store it with.
+    pub cas: u32,
+    /// Something that is no record of ours is there, and the new one would take its place.
+    pub replaces: bool,
+}
+
+/// The record under the key, or a new one.
+pub fn open(host: &impl Host, key: &str) -> Result<Opened, Fault> {
     let shared = host.load(key)?;
     let Some(bytes) = shared.value else {
-        return Ok((Record::new(host.random()), IF_ABSENT));
+        return Ok(Opened { record: Record::new(host.random()), cas: IF_ABSENT, replaces: false });
     };
-    let record = Record::parse(bytes).unwrap_or_else(|_| {
-        host.log(Level::Warn, &format!("plimsoll: pool {pool}: the shared record is not one of ours; a new one takes its place"));
-        Record::new(host.random())
-    });
-    Ok((record, shared.cas))
+    let (record, replaces) = match Record::parse(bytes) {
+        Ok(record) => (record, false),
+        Err(_) => (Record::new(host.random()), true),
+    };
+    Ok(Opened { record, cas: shared.cas, replaces })
 }
 
 /// The record that this worker stored last, to change again without reading it.

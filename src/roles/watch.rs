@@ -8,9 +8,13 @@
 //!
 //! With `prewarm` every worker asks, so that it has a connection to each host; only the leader's answers count.
 
+mod flapping;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
+
+use flapping::Flapping;
 
 use super::metrics::{Family, Of, Shown};
 use super::scrape::Scrapes;
@@ -43,6 +47,7 @@ pub struct Watch {
     leads: bool,
     prober: Prober,
     pub(super) scrapes: Scrapes,
+    flapping: Flapping,
     /// What fires, and where that is to be told.
     firing: BTreeSet<Subject>,
     /// What the gauges show.
@@ -112,6 +117,7 @@ impl<H: Host> Worker<H> {
             if led.is_none() && std::mem::take(&mut watch.leads) {
                 watch.prober.forget_runs();
                 watch.scrapes.forget();
+                watch.flapping = Flapping::default();
                 watch.firing.clear();
                 watch.shown = Shown::default();
                 self.duties.alerters.values_mut().for_each(|alerter| alerter.forget(&name));
@@ -164,6 +170,7 @@ impl<H: Host> Worker<H> {
         for event in events {
             self.tell(name, event);
         }
+        self.tell_what_flaps(name, record, now);
     }
 
     fn tell(&mut self, name: &str, event: Event) {
@@ -196,8 +203,12 @@ impl<H: Host> Worker<H> {
                 (Level::Warn, format!("{address} is unhealthy: {why}"))
             }
             Event::Healthy(address) => (Level::Info, format!("{address} is healthy again")),
-            Event::NoHost => (Level::Error, "no host is eligible".to_owned()),
-            Event::HostAgain => (Level::Info, "a host is eligible again".to_owned()),
+            Event::NoHost | Event::HostAgain => {
+                if let Some(watch) = self.watch_of(name) {
+                    watch.flapping.note(&event);
+                }
+                return;
+            }
         };
         self.host.log(level, &format!("plimsoll: pool {name}: {line}"));
     }

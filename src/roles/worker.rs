@@ -1,6 +1,7 @@
 //! One VM instance and its books: every transaction on a pool's record goes through here. Its jobs: [`jobs`]; what it does for all
 //! workers where it leads: [`super::watch`].
 
+mod announce;
 mod jobs;
 mod queue;
 
@@ -15,6 +16,7 @@ use super::fleet::Fleet;
 use super::metrics::{Family, Metrics, Of};
 use super::roots::{Pools, Roots};
 use super::route::Route;
+use super::said::{EACH_SECOND, Said};
 use super::shared::{self, Kept};
 use super::watch::{Duties, Led, Watch};
 use crate::config::{self, Discovery, Pool};
@@ -86,7 +88,7 @@ struct Bell {
 
 /// What the live configurations of a worker say of one pool.
 #[derive(Default)]
-struct Said {
+struct Wanted {
     declared: Declared,
     newest: Option<Rc<Pool>>,
     discovery: Option<Discovery>,
@@ -101,8 +103,10 @@ pub struct Worker<H> {
     pub(super) random: Random,
     pub(super) books: BTreeMap<Rc<str>, PoolBook>,
     roots: Roots,
+    /// By instance: the root of which it was last said that it is live.
+    announced: BTreeMap<Rc<str>, u32>,
     ticked: Instant,
-    said: BTreeMap<&'static str, (Instant, u64)>,
+    pub(super) said: Said,
     pub(super) metrics: Metrics,
     pub(super) duties: Duties,
     bell: Bell,
@@ -119,8 +123,9 @@ impl<H: Host> Worker<H> {
             random,
             books: BTreeMap::new(),
             roots: Roots::default(),
+            announced: BTreeMap::new(),
             ticked: Instant::default(),
-            said: BTreeMap::new(),
+            said: Said::default(),
             metrics: Metrics::default(),
             duties: Duties::default(),
             bell: Bell::default(),
@@ -188,9 +193,9 @@ impl<H: Host> Worker<H> {
                 }
             });
         }
-        let mut said: BTreeMap<Rc<str>, Said> = self.books.keys().map(|name| (name.clone(), Said::default())).collect();
+        let mut said: BTreeMap<Rc<str>, Wanted> = self.books.keys().map(|name| (name.clone(), Wanted::default())).collect();
         for (name, pool) in self.roots.pools() {
-            let Said { declared, newest, discovery, .. } = said.entry(name.clone()).or_default();
+            let Wanted { declared, newest, discovery, .. } = said.entry(name.clone()).or_default();
             if newest.is_none() {
                 (declared.score, declared.time_constant, declared.slow_start) = (pool.score, pool.time_constant, pool.slow_start);
                 (declared.policy, declared.wants_insight) = (pool.policy, pool.wants_insight());
@@ -216,7 +221,7 @@ impl<H: Host> Worker<H> {
             let known: BTreeSet<Address> = hosts.iter().map(|host| host.address).collect();
             hosts.extend(pool.hosts.iter().filter(|host| !known.contains(&host.address)).cloned());
         }
-        for (name, Said { declared, newest, discovery, hosts }) in said {
+        for (name, Wanted { declared, newest, discovery, hosts }) in said {
             if let Some(books) = self.books.get_mut(&name) {
                 let is_same = newest.as_ref().map(Rc::as_ptr) == books.pool.as_ref().map(Rc::as_ptr) && books.hosts == hosts;
                 if !is_same {
@@ -227,6 +232,7 @@ impl<H: Host> Worker<H> {
                 (books.pool, books.discovery) = (newest, discovery);
             }
         }
+        self.announce();
     }
 
     /// Sees to those that wait, and once per [`TICK`], whichever root it comes from, to retries, to what could not be stored, to the other workers, and shows that it lives.
@@ -350,7 +356,15 @@ impl<H: Host> Worker<H> {
             let is_guess = guess.is_some();
             let (mut record, cas) = match guess.take() {
                 Some(guess) => guess,
-                None => shared::open(&self.host, key, name).inspect(|(_, cas)| kept.loaded(*cas))?,
+                None => {
+                    let shared::Opened { record, cas, replaces } = shared::open(&self.host, key)?;
+                    if replaces {
+                        let line = || format!("pool {name}: the shared record is not one of ours; a new one takes its place");
+                        self.said.say(&self.host, EACH_SECOND, ("record", Level::Warn), line);
+                    }
+                    kept.loaded(cas);
+                    (record, cas)
+                }
             };
             if !book.is_in_step(&record) && !book.is_idle() {
                 let joined = book.join(&mut record, self.host.now());
@@ -393,17 +407,7 @@ impl<H: Host> Worker<H> {
 
     /// The same, and gives whether it was not left out.
     pub fn has_said(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) -> bool {
-        let now = self.host.now();
-        let (last, left_out) = self.said.entry(kind).or_default();
-        if (*last..*last + Duration::from_secs(1)).contains(&now) && *last != Instant::default() {
-            *left_out += 1;
-            return false;
-        }
-        let more = std::mem::take(left_out);
-        *last = now;
-        let tail = if more > 0 { format!(" (and {more} more like it)") } else { String::new() };
-        self.host.log(level, &format!("plimsoll: {}{tail}", line()));
-        true
+        self.said.say(&self.host, EACH_SECOND, (kind, level), line)
     }
 
     /// Logs a fault of Envoy's.

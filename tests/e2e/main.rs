@@ -29,6 +29,7 @@ mod learned;
 mod leases;
 mod least_time;
 mod least_time_queue;
+mod logs;
 mod metrics;
 mod newcomers;
 mod orca;

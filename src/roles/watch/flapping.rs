@@ -1,0 +1,124 @@
+//! What may change with every answer of a host: told at once, but not as often as it changes. Whoever can make a host answer 429 must not fill the log.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::core::address::Address;
+use crate::core::health::State;
+use crate::core::lookout::Event;
+use crate::core::record::Record;
+use crate::core::time::Instant;
+use crate::host::{Host, Level};
+use crate::roles::worker::Worker;
+
+/// For how long the last word on whether the pool has a host stands.
+const STANDS: Duration = Duration::from_secs(1);
+
+/// How often a line says that hosts are busy: some are with each second job.
+const BUSY_EACH: Duration = Duration::from_secs(10);
+
+/// What a leader has told of a pool.
+#[derive(Default)]
+pub(super) struct Flapping {
+    busy: BTreeSet<Address>,
+    /// Whether there was a host by the last line, and when that was.
+    told: Option<(bool, Instant)>,
+    /// Whether there is one by the last event.
+    untold: Option<bool>,
+}
+
+impl Flapping {
+    /// Notes what became of the pool.
+    pub fn note(&mut self, event: &Event) {
+        match event {
+            Event::NoHost => self.untold = Some(false),
+            Event::HostAgain => self.untold = Some(true),
+            _ => {}
+        }
+    }
+
+    /// Whether there is a host, if that is to be told now: it is news, and what was told last has stood for a while.
+    fn due(&mut self, now: Instant) -> Option<bool> {
+        let has_host = self.untold?;
+        if self.told.is_some_and(|(_, at)| (at..at + STANDS).contains(&now)) {
+            return None;
+        }
+        self.untold = None;
+        let is_news = self.told.is_none_or(|(told, _)| told != has_host);
+        self.told = is_news.then_some((has_host, now)).or(self.told);
+        is_news.then_some(has_host)
+    }
+
+    /// Those that have become busy.
+    fn busier(&mut self, record: &Record, now: Instant) -> Vec<(Address, Duration)> {
+        let busy = || record.hosts().filter(|host| !host.is_retired() && host.state(now) == State::Busy);
+        let news = busy().filter(|host| !self.busy.contains(&host.address())).map(|host| (host.address(), host.busy_for(now)));
+        let news = news.collect();
+        self.busy = busy().map(|host| host.address()).collect();
+        news
+    }
+}
+
+impl<H: Host> Worker<H> {
+    /// Once a tick where this worker leads.
+    pub(super) fn tell_what_flaps(&mut self, name: &Rc<str>, record: &Record, now: Instant) {
+        let Some(flapping) = self.watch_of(name).map(|watch| &mut watch.flapping) else {
+            return;
+        };
+        let (has_host, busy) = (flapping.due(now), flapping.busier(record, now));
+        match has_host {
+            Some(true) => self.host.log(Level::Info, &format!("plimsoll: pool {name}: a host is eligible again")),
+            Some(false) => self.host.log(Level::Error, &format!("plimsoll: pool {name}: no host is eligible")),
+            None => {}
+        }
+        for (address, time) in busy {
+            let line = || {
+                format!("pool {name}: {address} is busy for {:.1} s: it asked us to wait, or failed at once", time.as_secs_f64())
+            };
+            self.said.say(&self.host, BUSY_EACH, ("busy", Level::Info), line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::fixture::at;
+
+    /// What is told, by the second at which it happens and is looked at, a tenth apart.
+    fn told(events: &[(f64, Event)]) -> Vec<(f64, bool)> {
+        let mut flapping = Flapping::default();
+        let mut told = Vec::new();
+        for tenth in 0..100 {
+            let now = f64::from(tenth) / 10.0;
+            events
+                .iter()
+                .filter(|(when, _)| (when * 10.0).round() == f64::from(tenth))
+                .for_each(|(_, event)| flapping.note(event));
+            told.extend(flapping.due(at(now)).map(|has_host| (now, has_host)));
+        }
+        told
+    }
+
+    #[test]
+    fn what_happens_at_times_is_told_at_once() {
+        assert_eq!(told(&[(1.0, Event::NoHost), (3.0, Event::HostAgain)]), [(1.0, false), (3.0, true)]);
+    }
+
+    #[test]
+    fn a_pool_that_flaps_is_told_of_once_a_second_and_the_last_word_is_true() {
+        let flaps: Vec<(f64, Event)> = (10..50)
+            .map(|tenth| (f64::from(tenth) / 10.0, if tenth % 2 == 0 { Event::NoHost } else { Event::HostAgain }))
+            .collect();
+        let told = told(&flaps);
+        assert!(told.len() <= 5 && told.first() == Some(&(1.0, false)), "{told:?}");
+        assert_eq!(told.last().map(|(_, has_host)| *has_host), Some(true), "{told:?}");
+    }
+
+    #[test]
+    fn a_moment_without_a_host_right_after_another_one_is_not_told() {
+        let events = [(1.0, Event::NoHost), (2.5, Event::HostAgain), (2.7, Event::NoHost), (2.9, Event::HostAgain)];
+        assert_eq!(told(&events), [(1.0, false), (2.5, true)]);
+    }
+}
