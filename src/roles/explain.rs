@@ -135,7 +135,11 @@ pub fn say(host: &impl Host, mut why: String, to: Explain, served: Option<&[u8]>
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
     use super::*;
+    use crate::config::Policy;
     use crate::core::choice::Why;
     use proptest::prelude::*;
 
@@ -165,6 +169,61 @@ mod tests {
         assert_eq!(tail(line(3.0, 0)), "3.000 waited_ms=0");
         assert_eq!(tail(line(BEHIND + 0.7, 1)), "held_back held_back=1 waited_ms=0");
         assert_eq!(tail(line(FULL + BEHIND + 0.7, 2)), "full held_back=2 waited_ms=0");
+    }
+
+    /// A line of each kind that can be written, with the host that served.
+    fn every_kind_of_line() -> Vec<String> {
+        let mut lines = vec![format!("host=10.0.0.9:1 {}", left_to_envoy())];
+        let verdicts = [Verdict::NoHost, Verdict::Full, Verdict::QueueFull, Verdict::QueueTimeout];
+        for keys in ["", r#", "policy": "least_time""#, r#", "policy": "weighted", "telemetry": {}"#] {
+            let pool = crate::core::fixture::pool_of(2, keys);
+            lines.extend(verdicts.map(|verdict| format!("host=- {}", answered(&pool, verdict, Duration::from_millis(1200)))));
+            let parts = match pool.policy {
+                Policy::LeastScore => Parts::Score { jobs: 1.4, latency: 0.6 },
+                Policy::LeastTime { .. } => Parts::Time { own: 800.0, ahead: 400.0, speed: 1.2 },
+                Policy::Weighted(_) => Parts::Chance(0.7),
+            };
+            let sample = Why { score: 2.0, parts, penalty: 1.0, session: None, runner_up: None, held_back: 0 };
+            let runners_up = [Some((1, 1.99)), Some((1, 3.0)), Some((1, FULL)), Some((1, BEHIND)), None];
+            let scored = runners_up.map(|runner_up| Why { runner_up, ..sample });
+            let others = [
+                Why { parts: Parts::Jobs(3), ..sample },
+                Why { penalty: 1.5, ..sample },
+                Why { session: Some(true), ..sample },
+                Why { session: Some(false), held_back: 2, ..sample },
+            ];
+            let trial = Some(Duration::ZERO);
+            let whys = scored.into_iter().chain(others).map(|why| (Some(why), Kind::Job, None));
+            let rest = [(None, Kind::Other, None), (Some(sample), Kind::Other, None), (Some(sample), Kind::Job, trial)];
+            for (why, kind, trial) in whys.chain(rest) {
+                let line = chosen(&pool, &Chosen { hosts: vec![0], trial, work: None, why }, kind, Duration::from_millis(40));
+                lines.extend(["1", "2", "11"].map(|attempt| format!("host=10.0.0.9:1 {line} attempt={attempt}")));
+            }
+        }
+        lines
+    }
+
+    #[test]
+    fn scripts_why_has_words_for_every_key_and_every_word_that_is_written() {
+        let lines = every_kind_of_line();
+        let (ours, _) = include_str!("explain.rs").split_once("#[cfg(test)]").unwrap();
+        for literal in ours.split('"').skip(1).step_by(2).flat_map(|literal| literal.split(' ')) {
+            let key = literal.split_once('=').map_or("", |(key, _)| key);
+            assert!(
+                key.is_empty() || lines.iter().any(|line| line.contains(&format!("{key}="))),
+                "no line of this test has {key}="
+            );
+        }
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/why");
+        let mut why = Command::new(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        why.stdin.take().unwrap().write_all(lines.join("\n").as_bytes()).unwrap();
+        let said = String::from_utf8(why.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(said.lines().count(), lines.len(), "{said}");
+        for (line, said) in lines.iter().zip(said.lines()) {
+            // What it has no words for it shows as it is.
+            let as_it_is = ["=", "no_host", "queue_", "held_back", "None"].into_iter().find(|word| said.contains(word));
+            assert_eq!(as_it_is, None, "{line}\n{said}");
+        }
     }
 
     proptest! {

@@ -42,5 +42,7 @@ mod queue_order;
 mod scrape;
 mod sessions;
 mod standing;
+mod top;
 mod unknown;
 mod weighted;
+mod why;

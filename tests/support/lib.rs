@@ -23,6 +23,7 @@ pub mod gpu;
 pub mod load;
 pub mod peers;
 pub mod plot;
+pub mod terminal;
 pub mod trace;
 pub mod wall;
 
@@ -31,6 +32,7 @@ pub use alerts::Alertmanager;
 pub use envoy::{Endpoint, Envoy, RunningEnvoy, Times};
 pub use gpu::{Counts, Door, Fault, Fleet, Gpu, GpuHost, Seen};
 pub use load::{Abort, Client, Failure, Load, Outcome, Pool, Repeated, Reply, Report, Wire};
+pub use terminal::Terminal;
 
 use std::time::{Duration, Instant};
 
