@@ -113,7 +113,7 @@ async fn it_shows_an_ejection_a_queue_that_fills_and_an_envoy_that_is_started_ag
         .until("the queue fills", |screen| screen.line("waiting: 2 of at most 1000 (0 high, 2 normal, 0 low)").is_some())
         .await;
     assert!(
-        screen.line("8 of 12 slots taken").is_some() && screen.text().contains(" 4/4 ██████████ serving"),
+        screen.line("8/12 slots taken").is_some() && screen.text().contains(" 4/4 ██████████ serving"),
         "{}",
         screen.text()
     );
@@ -160,6 +160,16 @@ async fn it_shows_what_is_worth_seeing_of_256_hosts_in_a_window_of_any_size() {
     terminal
         .until("all of them do", |screen| screen.line("more hosts").is_none() && screen.line("10.0.1.6:8188").is_some())
         .await;
+    // Where there is no room for all pools, one says how many are left out.
+    let mut several = page_of(3, 0);
+    let pool = several["pools"]["gpu"].clone();
+    ["b", "c"].into_iter().for_each(|name| several["pools"][name] = pool.clone());
+    page.show(shown(&several));
+    terminal.resize(80, 9);
+    let screen = terminal.until("one pool", |screen| screen.line("and 2 more pools").is_some()).await;
+    assert!(screen.line("b: least_time").is_some_and(|line| line.starts_with("b: ")) && screen.line("10.0.0.2:8188").is_some(), "{}", screen.text());
+    terminal.keys("pp");
+    terminal.until("another", |screen| screen.line("c: least_time").is_some() && screen.line("more pools").is_none()).await;
     terminal.keys("sss");
     terminal.until("they are sorted", |screen| screen.lines()[0].contains("slowest")).await;
 }
