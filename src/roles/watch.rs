@@ -112,12 +112,14 @@ impl<H: Host> Worker<H> {
             return;
         };
         let (name, pool) = (name.clone(), books.pool.clone());
+        if led.is_none() {
+            self.tell_what_is_left(&name);
+        }
         if let Some(watch) = self.watch_of(&name) {
             watch.sink = pool.as_ref().and_then(|pool| pool.alerts.clone());
             if led.is_none() && std::mem::take(&mut watch.leads) {
                 watch.prober.forget_runs();
                 watch.scrapes.forget();
-                watch.flapping = Flapping::default();
                 watch.firing.clear();
                 watch.shown = Shown::default();
                 self.duties.alerters.values_mut().for_each(|alerter| alerter.forget(&name));

@@ -112,11 +112,7 @@ async fn it_shows_an_ejection_a_queue_that_fills_and_an_envoy_that_is_started_ag
     let screen = terminal
         .until("the queue fills", |screen| screen.line("waiting: 2 of at most 1000 (0 high, 2 normal, 0 low)").is_some())
         .await;
-    assert!(
-        screen.line("8/12 slots taken").is_some() && screen.text().contains(" 4/4 ██████████ serving"),
-        "{}",
-        screen.text()
-    );
+    assert!(screen.line("8/12 slots taken").is_some() && screen.text().contains(" 4/4 ██████████ serving"), "{}", screen.text());
     let once = piped(top(&front)).await;
     let page = text(&once.stdout);
     assert!(once.status.success() && !page.contains('\u{1b}'), "{page}");
@@ -167,7 +163,11 @@ async fn it_shows_what_is_worth_seeing_of_256_hosts_in_a_window_of_any_size() {
     page.show(shown(&several));
     terminal.resize(80, 9);
     let screen = terminal.until("one pool", |screen| screen.line("and 2 more pools").is_some()).await;
-    assert!(screen.line("b: least_time").is_some_and(|line| line.starts_with("b: ")) && screen.line("10.0.0.2:8188").is_some(), "{}", screen.text());
+    assert!(
+        screen.line("b: least_time").is_some_and(|line| line.starts_with("b: ")) && screen.line("10.0.0.2:8188").is_some(),
+        "{}",
+        screen.text()
+    );
     terminal.keys("pp");
     terminal.until("another", |screen| screen.line("c: least_time").is_some() && screen.line("more pools").is_none()).await;
     terminal.keys("sss");

@@ -40,11 +40,15 @@ impl Flapping {
 
     /// Whether there is a host, if that is to be told now: it is news, and what was told last has stood for a while.
     fn due(&mut self, now: Instant) -> Option<bool> {
-        let has_host = self.untold?;
         if self.told.is_some_and(|(_, at)| (at..at + STANDS).contains(&now)) {
             return None;
         }
-        self.untold = None;
+        self.untold(now)
+    }
+
+    /// The same, however short a time that has stood.
+    fn untold(&mut self, now: Instant) -> Option<bool> {
+        let has_host = self.untold.take()?;
         let is_news = self.told.is_none_or(|(told, _)| told != has_host);
         self.told = is_news.then_some((has_host, now)).or(self.told);
         is_news.then_some(has_host)
@@ -67,16 +71,27 @@ impl<H: Host> Worker<H> {
             return;
         };
         let (has_host, busy) = (flapping.due(now), flapping.busier(record, now));
-        match has_host {
-            Some(true) => self.host.log(Level::Info, &format!("plimsoll: pool {name}: a host is eligible again")),
-            Some(false) => self.host.log(Level::Error, &format!("plimsoll: pool {name}: no host is eligible")),
-            None => {}
-        }
+        self.tell_whether_there_is_a_host(name, has_host);
         for (address, time) in busy {
             let line = || {
                 format!("pool {name}: {address} is busy for {:.1} s: it asked us to wait, or failed at once", time.as_secs_f64())
             };
             self.said.say(&self.host, BUSY_EACH, ("busy", Level::Info), line);
+        }
+    }
+
+    /// Where another worker takes the lead: it knows only that all was told.
+    pub(super) fn tell_what_is_left(&mut self, name: &Rc<str>) {
+        let now = self.host.now();
+        let mut flapping = self.watch_of(name).map(|watch| std::mem::take(&mut watch.flapping)).unwrap_or_default();
+        self.tell_whether_there_is_a_host(name, flapping.untold(now));
+    }
+
+    fn tell_whether_there_is_a_host(&self, name: &str, news: Option<bool>) {
+        match news {
+            Some(true) => self.host.log(Level::Info, &format!("plimsoll: pool {name}: a host is eligible again")),
+            Some(false) => self.host.log(Level::Error, &format!("plimsoll: pool {name}: no host is eligible")),
+            None => {}
         }
     }
 }
@@ -120,5 +135,14 @@ mod tests {
     fn a_moment_without_a_host_right_after_another_one_is_not_told() {
         let events = [(1.0, Event::NoHost), (2.5, Event::HostAgain), (2.7, Event::NoHost), (2.9, Event::HostAgain)];
         assert_eq!(told(&events), [(1.0, false), (2.5, true)]);
+    }
+
+    #[test]
+    fn what_was_held_back_is_told_when_another_worker_takes_the_lead() {
+        let mut flapping = Flapping::default();
+        flapping.note(&Event::NoHost);
+        assert_eq!((flapping.due(at(1.0)), flapping.untold(at(1.0))), (Some(false), None));
+        flapping.note(&Event::HostAgain);
+        assert_eq!((flapping.due(at(1.5)), flapping.untold(at(1.5))), (None, Some(true)));
     }
 }

@@ -221,6 +221,23 @@ fn a_pool_without_hosts_is_told_and_so_is_its_end() {
 }
 
 #[test]
+fn of_hosts_that_are_busy_with_each_second_job_a_line_is_told_in_ten_seconds() {
+    let mut bench = Bench::new(&Process::new(1), "");
+    for _ in 0..75 {
+        let (pool, mut record, now) = (&bench.pools[0].1, record(&bench.host.process), bench.host.now());
+        let outcome = Outcome::Busy(Duration::from_millis(150));
+        let evidence = Evidence { is_timed: false, outcome, latency: None, begun: now, trial: None };
+        judge(&mut record, 0, evidence, pool, now, &mut Random::new(1));
+        bench.host.process.put(&shared::key("gpu"), record.into_bytes());
+        (0..2).for_each(|_| _ = bench.tick());
+    }
+    let busy: Vec<String> = bench.host.logged().into_iter().filter(|line| line.contains("is busy for")).collect();
+    assert_eq!(busy.len(), 2, "{busy:?}");
+    assert!(busy[0].starts_with("plimsoll: pool gpu: 10.0.0.1:80 is busy for 0."), "{busy:?}");
+    assert!(busy[1].ends_with(" (and 49 more like it)"), "{busy:?}");
+}
+
+#[test]
 fn an_answer_to_nothing_and_a_call_that_envoy_refuses_change_nothing() {
     let mut bench = Bench::new(&Process::new(1), PROBE);
     bench.answer(12345, Some("500"));
