@@ -151,7 +151,7 @@ async fn it_shows_what_is_worth_seeing_of_256_hosts_in_a_window_of_any_size() {
         assert_eq!(hosts.len() + hidden, 256, "{}", screen.text());
     }
     let mut terminal = Terminal::start(&mut top(&page), (80, 24));
-    terminal.until("it fits", |screen| screen.line("more hosts").is_some() && screen.lines()[23] != "").await;
+    terminal.until("it fits", |screen| screen.line("more hosts").is_some() && !screen.lines()[23].is_empty()).await;
     terminal.resize(120, 270);
     terminal
         .until("all of them do", |screen| screen.line("more hosts").is_none() && screen.line("10.0.1.6:8188").is_some())
