@@ -31,6 +31,7 @@ mod least_time;
 mod least_time_queue;
 mod logs;
 mod metrics;
+mod metrics_port;
 mod newcomers;
 mod orca;
 mod outcomes;
