@@ -1,6 +1,7 @@
 //! Every Envoy file of the repository is valid, and every configuration that must be refused is refused by a real Envoy.
 
 use plimsoll::config::Role;
+use serde_json::json;
 use support::Envoy;
 use tokio::task::JoinSet;
 
@@ -17,6 +18,25 @@ async fn every_envoy_file_is_valid() {
         files += 1;
     }
     assert!(files >= 2);
+}
+
+#[test]
+fn every_envoy_file_notices_a_host_that_is_gone_without_a_word() {
+    // TCP_USER_TIMEOUT, in milliseconds.
+    let user_timeout = json!([{"level": 6, "name": 18, "int_value": 30000, "state": "STATE_PREBIND"}]);
+    // The dynamic one may be told to speak HTTP/1.1.
+    let files =
+        [("http1.yaml", false, true), ("http2.yaml", true, false), ("dynamic.yaml", true, true), ("classify.yaml", false, true)];
+    for (file, has_ping, has_timeout) in files {
+        let _ = Envoy::new(file).edit(|bootstrap| {
+            let clusters = bootstrap["static_resources"]["clusters"].as_array().expect("clusters");
+            let gpu = clusters.iter().find(|cluster| cluster["name"] == "gpu").expect("a cluster gpu");
+            let options = &gpu["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"];
+            let ping = &options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"];
+            assert_eq!(ping.is_object(), has_ping, "{file}");
+            assert_eq!(gpu["upstream_bind_config"]["socket_options"] == user_timeout, has_timeout, "{file}");
+        });
+    }
 }
 
 /// The cases of `refused.txt`: configuration, and the faults expected. The file says how it is written.
