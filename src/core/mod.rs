@@ -26,6 +26,7 @@ pub mod prober;
 pub mod queue;
 pub mod random;
 pub mod reading;
+pub mod recent;
 pub mod record;
 pub mod report;
 pub mod retry_after;

@@ -6,6 +6,7 @@ mod client;
 mod explain;
 mod fleet;
 mod metrics;
+mod recent;
 pub mod reply;
 pub mod roots;
 pub mod route;

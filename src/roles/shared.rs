@@ -4,6 +4,7 @@
 //! plimsoll.pools               the names of all pools, as a JSON array: shared data cannot be listed
 //! plimsoll.<version>.pool.<n>  the record of pool n, in the layout of that version
 //! plimsoll.<version>.hosts.<n> the hosts that Envoy's cluster n has, where a configuration wants to know
+//! plimsoll.<version>.recent.<n> what pool n went through lately
 //! plimsoll.said.<i>            which configuration of the filter's instance i the log speaks of, as a digest
 //! ```
 //!
@@ -26,6 +27,11 @@ pub fn key(pool: &str) -> String {
 /// The key of what Envoy's cluster has.
 pub fn members_key(pool: &str) -> String {
     format!("plimsoll.{VERSION}.hosts.{pool}")
+}
+
+/// The key of what a pool went through lately.
+pub fn recent_key(pool: &str) -> String {
+    format!("plimsoll.{VERSION}.recent.{pool}")
 }
 
 /// The key of what was said of an instance's configuration.

@@ -53,6 +53,8 @@ pub struct Watch {
     /// What the gauges show.
     pub(super) shown: Shown,
     sink: Option<Rc<Alerts>>,
+    /// When a point of the pool's last minutes was last looked at: see [`super::recent`].
+    pub(super) noted: Instant,
 }
 
 impl Watch {
@@ -169,6 +171,7 @@ impl<H: Host> Worker<H> {
             watch.shown.hurry();
         }
         self.metrics.show(&self.host, (name, timeout), record, now, &mut watch.shown);
+        self.remember(name, record, &events);
         for event in events {
             self.tell(name, event);
         }

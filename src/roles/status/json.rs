@@ -1,57 +1,43 @@
-//! The status role: answers the operator's listener from the shared records, and nothing else.
+//! `/status.json`: what the shared records say, for people and programs. See the README for what each key means.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{reply, shared};
-
-use crate::core::health::{Reason, State};
+use crate::core::health::Reason;
 use crate::core::learning;
 use crate::core::penalty::{self, Fade};
 use crate::core::queue::Priority;
+use crate::core::recent::{Entry, Point, Recent};
 use crate::core::record::{Class, Header, Host as HostEntry, Insight, Record};
 use crate::core::score;
 use crate::core::time::Instant;
-use crate::host::{Fault, Host};
+use crate::host::Host;
+use crate::roles::{recent as kept, shared};
 
-/// Answers a request of the status listener.
-pub fn answer(host: &impl Host) -> Result<(), Fault> {
-    let headers = host.request_headers().unwrap_or_default();
-    let path = headers.value(b":path").split(|byte| *byte == b'?').next().unwrap_or_default();
-    match (headers.value(b":method"), path) {
-        (b"GET" | b"HEAD", b"/status.json") => {
-            let headers = [("content-type", "application/json"), ("cache-control", "no-store")];
-            host.reply(200, &headers, status(host).to_string().as_bytes())
-        }
-        (b"GET" | b"HEAD", _) => {
-            let body = reply::error("not_found", "there is only /status.json here");
-            host.reply(404, &[("content-type", "application/json")], body.as_bytes())
-        }
-        _ => {
-            let body = reply::error("method_not_allowed", "only GET and HEAD are allowed here");
-            host.reply(405, &[("content-type", "application/json"), ("allow", "GET, HEAD")], body.as_bytes())
-        }
-    }
-}
-
-/// `/status.json`, see the README.
-fn status(host: &impl Host) -> Value {
+/// All of it. Nothing of a request is in it but the names of classes, which come from the operator's own part of the way: see the README.
+pub fn status(host: &impl Host) -> Value {
     let now = host.now();
-    let pools: Map<String, Value> = shared::pools(host).into_iter().map(|(name, record)| (name, pool(&record, now))).collect();
-    json!({ "pools": pools })
+    let described = |(name, record): (String, Record)| {
+        let described = pool(&record, &kept::of(host, &name), now);
+        (name, described)
+    };
+    let pools: Map<String, Value> = shared::pools(host).into_iter().map(described).collect();
+    json!({ "version": env!("CARGO_PKG_VERSION"), "pools": pools })
 }
 
-fn pool(record: &Record, now: Instant) -> Value {
+fn pool(record: &Record, lately: &Recent, now: Instant) -> Value {
+    let present = Point::of(record, now);
     let scores = score::scores(record, now);
     let hosts: Vec<Value> =
         record.hosts().zip(scores).zip(0..).map(|((entry, score), slot)| host_entry(&entry, slot, score, record, now)).collect();
-    let is_eligible = |entry: &HostEntry| entry.state(now) == State::Serving || !entry.is_draining() && entry.wants_trial(now);
     json!({
         "policy": record.header.policy(),
         "hosts": hosts,
         "discovery": (record.header.discovers != 0).then(|| discovery(record, now)),
-        "eligible": record.hosts().filter(is_eligible).count(),
+        "eligible": present.eligible,
+        "in_flight": present.in_flight,
+        "slots": present.slots,
         "waiting": record.count_waiting(),
         "queue": (record.header.max_length > 0 || record.has_waiting()).then(|| queue(record, now)),
         "workers": record.workers().filter(|worker| worker.served != 0).count(),
@@ -64,7 +50,30 @@ fn pool(record: &Record, now: Instant) -> Value {
         "dead_workers": record.header.deaths,
         "classes": record.has_insights().then(|| classes(record)),
         "bad_reports": record.header.bad_reports,
+        "recent": lately.events().filter_map(|entry| event(entry, now)).collect::<Vec<_>>(),
+        "history": lately.points().iter().map(|point| moment(point, now)).collect::<Vec<_>>(),
     })
+}
+
+/// Something that happened to a host, or to the pool as a whole; only the keys that it has.
+fn event(entry: &Entry, now: Instant) -> Option<Value> {
+    let mut value = Map::new();
+    value.insert("ago_ms".to_owned(), millis(now.since(Instant(entry.at))).into());
+    value.insert("event".to_owned(), entry.event()?.into());
+    let more = [
+        ("host", entry.host().map(|host| host.to_string().into())),
+        ("reason", entry.reason().map(Value::from)),
+        ("failures", (entry.failures > 0).then(|| entry.failures.into())),
+        ("for_ms", entry.for_ms().map(Value::from)),
+    ];
+    value.extend(more.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
+    Some(value.into())
+}
+
+/// How full the pool was.
+fn moment(point: &Point, now: Instant) -> Value {
+    let Point { at, in_flight, slots, waiting, eligible } = *point;
+    json!({ "ago_ms": millis(now.since(Instant(at))), "in_flight": in_flight, "slots": slots, "waiting": waiting, "eligible": eligible })
 }
 
 fn discovery(record: &Record, now: Instant) -> Value {
