@@ -1,6 +1,6 @@
 //! What others tell of the hosts: bytes in, values out.
 
-pub(crate) mod base64;
+pub mod base64;
 pub mod clusters;
 mod comfyui;
 pub mod mapping;

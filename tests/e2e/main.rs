@@ -35,6 +35,7 @@ mod metrics_port;
 mod newcomers;
 mod orca;
 mod outcomes;
+mod page;
 mod probes;
 mod queue;
 mod queue_faults;

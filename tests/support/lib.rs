@@ -17,6 +17,7 @@
 
 pub mod admin;
 pub mod alerts;
+pub mod browser;
 pub mod bursts;
 pub mod envoy;
 pub mod gpu;
@@ -29,6 +30,7 @@ pub mod wall;
 
 pub use admin::{AdminPage, Listed, Page};
 pub use alerts::Alertmanager;
+pub use browser::{Browser, Tab, View};
 pub use envoy::{Endpoint, Envoy, RunningEnvoy, Times};
 pub use gpu::{Counts, Door, Fault, Fleet, Gpu, GpuHost, Seen};
 pub use load::{Abort, Client, Failure, Load, Outcome, Pool, Repeated, Reply, Report, Wire};

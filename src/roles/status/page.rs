@@ -5,8 +5,8 @@ pub const PAGE: &str = include_str!("page.html");
 
 /// The page's Content-Security-Policy. The hashes are those of the one script and the one style in it; a test says what they should be.
 pub const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-yUEESrvC58/cu1VxNHcTfWJZe1QLNNUV2UsBD9+Q4C4='; \
-    style-src 'sha256-2Dg2lcSnBcuzDNt66gXEZfeL1KfekopuqqS2CHyHKU4='; \
+    script-src 'sha256-6tdAklxq5bSHKDaj62YZ0/sB4JA32cOVAvMBWznyJkE='; \
+    style-src 'sha256-OcelEHc9KxKXh2IbNwvRHq586BmP0Zk0/y9g5aa9qiA='; \
     connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'; \
     require-trusted-types-for 'script'; trusted-types 'none'";
 
