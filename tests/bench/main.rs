@@ -32,6 +32,7 @@ mod modules;
 mod native;
 mod options;
 mod overhead;
+mod page;
 mod queue;
 mod rounds;
 mod scale;
@@ -63,7 +64,7 @@ impl Effort {
 }
 
 /// The comparisons by name, with what each is about, and whether it runs unasked.
-const SCENARIOS: [(&str, &str, bool); 7] = [
+const SCENARIOS: [(&str, &str, bool); 8] = [
     ("overhead", "what a choice costs: CPU time, throughput, latency, lost transactions", true),
     ("scale", "what a choice costs with 1,024 hosts: CPU time, memory, bytes", true),
     ("contention", "what workers take from each other at one record: native threads, no Envoy", true),
@@ -78,6 +79,7 @@ const SCENARIOS: [(&str, &str, bool); 7] = [
         "what it is worth to learn how much work jobs are and how fast hosts: latency on cards that are equal and on such that are not",
         true,
     ),
+    ("page", "what it costs the traffic that the status page is looked at: throughput, latency", true),
     ("attempts", "what a second Wasm filter would cost that sees each attempt: CPU time", false),
 ];
 
@@ -89,6 +91,7 @@ async fn run(scenario: &str, effort: Effort, options: &Options, figures: &mut Fi
         "discovery" => discovery::run(effort, figures).await,
         "queue" => queue::run(effort, options, figures).await,
         "choice" => choice::run(effort, options, figures).await,
+        "page" => page::run(effort, figures).await,
         "attempts" => attempts::run(effort, figures).await,
         _ => unreachable!("names are checked against the list"),
     }

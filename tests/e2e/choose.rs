@@ -190,7 +190,7 @@ async fn requests_to_another_cluster_pass_untouched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_status_listener_answers_its_path_and_nothing_else() {
+async fn the_status_listener_answers_its_paths_and_nothing_else() {
     let fleet = Fleet::start(2, Gpu::new()).await;
     let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(json!({"max_in_flight": 3})).start().await;
     let client = Client::http1(&envoy.listener("status"));
@@ -207,8 +207,19 @@ async fn the_status_listener_answers_its_path_and_nothing_else() {
     support::eventually("the first tick makes the books", async || !envoy.status().await["pools"]["gpu"].is_null()).await;
     let pool = &envoy.status().await["pools"]["gpu"];
     assert_eq!(pool["hosts"], json!(expected));
-    let of_pool = ["policy", "eligible", "waiting", "workers"].map(|field| pool[field].clone());
-    assert_eq!(of_pool, [json!("least_score"), json!(2), json!(0), json!(0)]);
+    let of_pool = ["policy", "eligible", "slots", "in_flight", "waiting", "workers"].map(|field| pool[field].clone());
+    assert_eq!(of_pool, [json!("least_score"), json!(2), json!(6), json!(0), json!(0), json!(0)]);
+    // Nothing happened, and the history has its first point.
+    let pool = envoy.until_pool("the first point", |pool| pool["history"][0].is_object()).await;
+    let mut point = pool["history"][0].clone();
+    let ago = point.as_object_mut().expect("a point").remove("ago_ms");
+    assert!(ago.is_some_and(|ago| ago.is_u64()) && pool["recent"] == json!([]), "{pool}");
+    assert_eq!(point, json!({"in_flight": 0, "slots": 6, "waiting": 0, "eligible": 2}));
+    let status = envoy.status().await;
+    assert_eq!(status.as_object().expect("an object").keys().collect::<Vec<_>>(), ["pools", "version"]);
+    assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
+    let page = client.get("/").await;
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
     let reply = client.get("/other").await;
     assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (404, Some("not_found")));
     let reply = client.post("/status.json", "{}").await;

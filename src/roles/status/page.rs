@@ -5,8 +5,8 @@ pub const PAGE: &str = include_str!("page.html");
 
 /// The page's Content-Security-Policy. The hashes are those of the one script and the one style in it; a test says what they should be.
 pub const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-6tdAklxq5bSHKDaj62YZ0/sB4JA32cOVAvMBWznyJkE='; \
-    style-src 'sha256-OcelEHc9KxKXh2IbNwvRHq586BmP0Zk0/y9g5aa9qiA='; \
+    script-src 'sha256-zsBOuhNONFDRiN3un6LZ2QhiPr6bK6QLe/5DpzaBbuc='; \
+    style-src 'sha256-k9q4So70bazkJB0paJFBJcXrTP/Vfm8CNcrtj8+w4a8='; \
     connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'; \
     require-trusted-types-for 'script'; trusted-types 'none'";
 
