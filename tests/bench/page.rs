@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use support::RunningEnvoy;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::Effort;
-use crate::clients::{self, Latencies};
+use crate::clients::Latencies;
 use crate::figures::{Figure, Figures, Spread};
 use crate::hosts;
 use crate::measured::Began;
@@ -96,6 +97,23 @@ pub async fn run(effort: Effort, figures: &mut Figures) {
     }
     progress(format_args!(""));
     tell(&shown, figures);
+    let [_, ours] = &systems[..] else { unreachable!("two systems") };
+    figures.add(answer(&ours.envoy, effort.pick(9, 2), effort.pick(300, 20)).await);
+}
+
+/// What one answer costs, while nothing else is asked.
+async fn answer(envoy: &RunningEnvoy, rounds: usize, questions: usize) -> Figure {
+    let mut stream = TcpStream::connect(envoy.listener("status")).await.expect("Envoy listens");
+    let (mut bytes, mut cpu) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let began = Began::now(envoy);
+        for _ in 0..questions {
+            ask(&mut stream, &mut bytes).await;
+        }
+        cpu.push(began.end(envoy).cpu.as_secs_f64() * 1e6 / questions as f64);
+    }
+    let what = format!("CPU for each answer of /status.json, {HOSTS} hosts, {} KB", bytes.len() / 1000);
+    Figure::new("page_answer_cpu_us", what, "µs", &cpu)
 }
 
 async fn throughput(System { envoy, clients, .. }: &mut System, requests: usize, shown: &mut Shown) {

@@ -102,6 +102,7 @@ async fn the_page_draws_each_host_and_what_waits_as_the_json_has_it_and_goes_on_
     shows_what_the_json_says(&tab, &envoy).await;
 
     let _running = hold(&envoy, 6, "normal").await;
+    envoy.until_pool("they run", |pool| pool["in_flight"] == 6).await;
     let _waiting = [hold(&envoy, 2, "high").await, hold(&envoy, 1, "low").await];
     envoy.until_pool("they wait", |pool| pool["waiting"] == 3).await;
     tab.until("what waits", "document.querySelector('.sentence').textContent.includes('3 jobs wait, the longest for')").await;
@@ -448,12 +449,14 @@ async fn a_pool_at_work_has_a_picture_for_the_readme() {
     work(13.0, length * 3 / 10, 2).run(&envoy).await;
     fleet[2].clear();
     let target = envoy.listener("ingress");
-    let rush = work(19.0, length.div_ceil(7), 3);
+    let rush = work(12.0, length.div_ceil(6), 3);
     let rush = tokio::spawn(async move { rush.run(&target).await });
-    tokio::time::sleep(Duration::from_secs(length as u64 / 9)).await;
+    tokio::time::sleep(Duration::from_secs(length as u64 / 10)).await;
     fleet[5].set(Fault::status(503).header("retry-after", "20"));
     eject(&envoy, &fleet, 1).await;
     tab.until("the ejection", "document.querySelector('.host[data-state=ejected]')").await;
+    // The README says what the legend does.
+    tab.eval("document.querySelector('.legend').open = false").await;
     picture(&tab, "page").await;
     rush.abort();
     assert_eq!(tab.complaints(), [""; 0]);

@@ -133,6 +133,7 @@ impl Browser {
         tab.look(view).await;
         let opened = tab.ask("Page.navigate", json!({"url": address})).await;
         assert!(opened["errorText"].is_null(), "{address}: {opened}");
+        tab.until("it is loaded", "location.href !== 'about:blank' && document.readyState === 'complete'").await;
         tab
     }
 }

@@ -1,92 +1,164 @@
 //! `/status.json`: what the shared records say, for people and programs. See the README for what each key means.
+//!
+//! Structs and not values, so that no key is copied: a page that many look at is written fifty times a second, by a worker that has jobs to see to.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 
 use crate::core::health::Reason;
 use crate::core::learning;
 use crate::core::penalty::{self, Fade};
 use crate::core::queue::Priority;
 use crate::core::recent::{Entry, Point, Recent};
-use crate::core::record::{Class, Header, Host as HostEntry, Insight, Record};
+use crate::core::record::{self, Header, Insight, Record};
 use crate::core::score;
 use crate::core::time::Instant;
-use crate::host::Host;
-use crate::roles::{recent as kept, shared};
+use crate::host;
+use crate::roles::{recent, shared};
 
-/// All of it. Nothing of a request is in it but the names of classes, which come from the operator's own part of the way: see the README.
-pub fn status(host: &impl Host) -> Value {
+/// All of it, as JSON. Nothing of a request is in it but the names of classes, which come from the operator's own part of the way: see the README.
+pub fn status(host: &impl host::Host) -> String {
     let now = host.now();
     let described = |(name, record): (String, Record)| {
-        let described = pool(&record, &kept::of(host, &name), now);
-        (name, described)
+        let pool = pool(&record, &recent::of(host, &name), now);
+        (name, pool)
     };
-    let pools: Map<String, Value> = shared::pools(host).into_iter().map(described).collect();
-    json!({ "version": env!("CARGO_PKG_VERSION"), "pools": pools })
+    let pools = shared::pools(host).into_iter().map(described).collect();
+    // Numbers and text only, which can always be written.
+    serde_json::to_string(&Status { version: env!("CARGO_PKG_VERSION"), pools }).unwrap_or_default()
 }
 
-fn pool(record: &Record, lately: &Recent, now: Instant) -> Value {
+#[derive(Serialize)]
+struct Status {
+    version: &'static str,
+    pools: BTreeMap<String, Pool>,
+}
+
+#[derive(Serialize)]
+struct Pool {
+    policy: &'static str,
+    hosts: Vec<Host>,
+    discovery: Option<Discovery>,
+    eligible: u32,
+    in_flight: u32,
+    slots: u32,
+    waiting: usize,
+    queue: Option<Queue>,
+    workers: usize,
+    unleased: u64,
+    elsewhere: u64,
+    overruled: u64,
+    beyond_slots: u64,
+    drift: u64,
+    conflicts: u64,
+    dead_workers: u64,
+    classes: Option<Vec<Class>>,
+    bad_reports: u64,
+    recent: Vec<Event>,
+    history: Vec<Moment>,
+}
+
+fn pool(record: &Record, lately: &Recent, now: Instant) -> Pool {
     let present = Point::of(record, now);
     let scores = score::scores(record, now);
-    let hosts: Vec<Value> =
-        record.hosts().zip(scores).zip(0..).map(|((entry, score), slot)| host_entry(&entry, slot, score, record, now)).collect();
-    json!({
-        "policy": record.header.policy(),
-        "hosts": hosts,
-        "discovery": (record.header.discovers != 0).then(|| discovery(record, now)),
-        "eligible": present.eligible,
-        "in_flight": present.in_flight,
-        "slots": present.slots,
-        "waiting": record.count_waiting(),
-        "queue": (record.header.max_length > 0 || record.has_waiting()).then(|| queue(record, now)),
-        "workers": record.workers().filter(|worker| worker.served != 0).count(),
-        "unleased": record.header.unleased,
-        "elsewhere": record.header.elsewhere,
-        "overruled": record.header.overruled,
-        "beyond_slots": record.header.beyond_slots,
-        "drift": record.header.drift,
-        "conflicts": record.header.conflicts,
-        "dead_workers": record.header.deaths,
-        "classes": record.has_insights().then(|| classes(record)),
-        "bad_reports": record.header.bad_reports,
-        "recent": lately.events().filter_map(|entry| event(entry, now)).collect::<Vec<_>>(),
-        "history": lately.points().iter().map(|point| moment(point, now)).collect::<Vec<_>>(),
-    })
+    Pool {
+        policy: record.header.policy(),
+        hosts: record.hosts().zip(scores).zip(0..).map(|((entry, score), slot)| host(&entry, slot, score, record, now)).collect(),
+        discovery: (record.header.discovers != 0).then(|| discovery(record, now)),
+        eligible: present.eligible,
+        in_flight: present.in_flight,
+        slots: present.slots,
+        waiting: record.count_waiting(),
+        queue: (record.header.max_length > 0 || record.has_waiting()).then(|| queue(record, now)),
+        workers: record.workers().filter(|worker| worker.served != 0).count(),
+        unleased: record.header.unleased,
+        elsewhere: record.header.elsewhere,
+        overruled: record.header.overruled,
+        beyond_slots: record.header.beyond_slots,
+        drift: record.header.drift,
+        conflicts: record.header.conflicts,
+        dead_workers: record.header.deaths,
+        classes: record.has_insights().then(|| record.classes().map(class).collect()),
+        bad_reports: record.header.bad_reports,
+        recent: lately.events().filter_map(|entry| event(entry, now)).collect(),
+        history: lately.points().iter().map(|point| moment(point, now)).collect(),
+    }
 }
 
 /// Something that happened to a host, or to the pool as a whole; only the keys that it has.
-fn event(entry: &Entry, now: Instant) -> Option<Value> {
-    let mut value = Map::new();
-    value.insert("ago_ms".to_owned(), millis(now.since(Instant(entry.at))).into());
-    value.insert("event".to_owned(), entry.event()?.into());
-    let more = [
-        ("host", entry.host().map(|host| host.to_string().into())),
-        ("reason", entry.reason().map(Value::from)),
-        ("failures", (entry.failures > 0).then(|| entry.failures.into())),
-        ("for_ms", entry.for_ms().map(Value::from)),
-    ];
-    value.extend(more.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
-    Some(value.into())
+#[derive(Serialize)]
+struct Event {
+    ago_ms: u64,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failures: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    for_ms: Option<u32>,
 }
 
-/// How full the pool was.
-fn moment(point: &Point, now: Instant) -> Value {
-    let Point { at, in_flight, slots, waiting, eligible } = *point;
-    json!({ "ago_ms": millis(now.since(Instant(at))), "in_flight": in_flight, "slots": slots, "waiting": waiting, "eligible": eligible })
-}
-
-fn discovery(record: &Record, now: Instant) -> Value {
-    let Header { members, discovered, followed, failed_polls, .. } = record.header;
-    let is_known = members != 0;
-    json!({
-        "hosts": is_known.then_some(discovered),
-        "age_ms": is_known.then(|| millis(now.since(Instant(followed)))),
-        "failed_polls": failed_polls,
+fn event(entry: &Entry, now: Instant) -> Option<Event> {
+    Some(Event {
+        ago_ms: millis(now.since(Instant(entry.at))),
+        event: entry.event()?,
+        host: entry.host().map(|host| host.to_string()),
+        reason: entry.reason(),
+        failures: (entry.failures > 0).then_some(entry.failures),
+        for_ms: entry.for_ms(),
     })
 }
 
-fn queue(record: &Record, now: Instant) -> Value {
+/// How full the pool was.
+#[derive(Serialize)]
+struct Moment {
+    ago_ms: u64,
+    in_flight: u32,
+    slots: u32,
+    waiting: u32,
+    eligible: u32,
+}
+
+fn moment(point: &Point, now: Instant) -> Moment {
+    let Point { at, in_flight, slots, waiting, eligible } = *point;
+    Moment { ago_ms: millis(now.since(Instant(at))), in_flight, slots, waiting, eligible }
+}
+
+#[derive(Serialize)]
+struct Discovery {
+    hosts: Option<u32>,
+    age_ms: Option<u64>,
+    failed_polls: u64,
+}
+
+fn discovery(record: &Record, now: Instant) -> Discovery {
+    let Header { members, discovered, followed, failed_polls, .. } = record.header;
+    let is_known = members != 0;
+    Discovery {
+        hosts: is_known.then_some(discovered),
+        age_ms: is_known.then(|| millis(now.since(Instant(followed)))),
+        failed_polls,
+    }
+}
+
+#[derive(Serialize)]
+struct Queue {
+    high: u32,
+    normal: u32,
+    low: u32,
+    longest_wait_ms: u64,
+    max_length: u32,
+    served: u64,
+    full: u64,
+    timed_out: u64,
+    left: u64,
+}
+
+fn queue(record: &Record, now: Instant) -> Queue {
     let Header { max_length, dequeued, queue_full, queue_timeout, left, .. } = record.header;
     let [mut high, mut normal, mut low] = [0, 0, 0];
     for entry in record.waiting() {
@@ -97,69 +169,112 @@ fn queue(record: &Record, now: Instant) -> Value {
         }
     }
     let longest = record.waiting().next().map_or(Duration::ZERO, |first| now.since(first.since()));
-    json!({
-        "high": high,
-        "normal": normal,
-        "low": low,
-        "longest_wait_ms": millis(longest),
-        "max_length": max_length,
-        "served": dequeued,
-        "full": queue_full,
-        "timed_out": queue_timeout,
-        "left": left,
-    })
+    Queue {
+        high,
+        normal,
+        low,
+        longest_wait_ms: millis(longest),
+        max_length,
+        served: dequeued,
+        full: queue_full,
+        timed_out: queue_timeout,
+        left,
+    }
 }
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What is known of the jobs of each class: the mean work, in milliseconds on a host of speed 1 (of a class with costs, for a cost of 1).
-fn classes(record: &Record) -> Vec<Value> {
-    let class = |class: Class| json!({ "name": class.name(), "work_ms": class.mean().map(f64::from), "of_cost": class.is_of_cost(), "jobs": class.jobs });
-    record.classes().map(class).collect()
+/// What is known of the jobs of a class: the mean work, in milliseconds on a host of speed 1 (of a class with costs, for a cost of 1).
+#[derive(Serialize)]
+struct Class {
+    name: String,
+    work_ms: Option<f64>,
+    of_cost: bool,
+    jobs: u32,
 }
 
-fn host_entry(entry: &HostEntry, slot: u32, score: f64, record: &Record, now: Instant) -> Value {
+fn class(class: record::Class) -> Class {
+    Class { name: class.name(), work_ms: class.mean().map(f64::from), of_cost: class.is_of_cost(), jobs: class.jobs }
+}
+
+#[derive(Serialize)]
+struct Host {
+    address: String,
+    state: &'static str,
+    in_flight: u32,
+    max_in_flight: u32,
+    weight: f64,
+    ramp: f64,
+    newcomer: bool,
+    reserve: bool,
+    ewma_ms: Option<f64>,
+    score: f64,
+    consecutive_failures: u32,
+    ejected_for_ms: u64,
+    busy_for_ms: u64,
+    ejections: u32,
+    reason: Option<&'static str>,
+    penalty: f64,
+    requests: u64,
+    failures: u64,
+    speed: Option<f64>,
+    work_ms: Option<f64>,
+    told: Option<Told>,
+}
+
+fn host(entry: &record::Host, slot: u32, score: f64, record: &Record, now: Instant) -> Host {
     let (ewma, fade) = (entry.ewma(), Fade::new(record.header.time_constant(), &record.header));
-    json!({
-        "address": entry.address().to_string(),
-        "state": entry.state(now).word(),
-        "in_flight": entry.load(),
-        "max_in_flight": entry.max_in_flight,
-        "weight": rounded(entry.weight.into()),
-        "ramp": rounded(entry.ramp(record.header.slow_start(), now)),
-        "newcomer": entry.is_newcomer(),
-        "reserve": entry.is_reserve(),
-        "ewma_ms": ewma.has_history().then(|| rounded(ewma.millis.into())),
-        "score": rounded(score),
-        "consecutive_failures": entry.consecutive_failures,
-        "ejected_for_ms": millis(entry.ejected_for(now)),
-        "busy_for_ms": millis(entry.busy_for(now)),
-        "ejections": entry.ejections,
-        "reason": entry.reason().map(Reason::word),
-        "penalty": rounded(penalty::factor(entry, now, fade)),
-        "requests": entry.requests,
-        "failures": entry.failures,
-        "speed": record.insight(slot).speed_if_known(now, learning::fading(record.header.time_constant())).map(|speed| rounded((speed * entry.weight).into())),
-        "work_ms": record.has_insights().then(|| rounded(record.insight(slot).work_ms())),
-        "told": told(&record.insight(slot), now),
-    })
+    let insight = record.insight(slot);
+    let speed = insight.speed_if_known(now, learning::fading(record.header.time_constant()));
+    Host {
+        address: entry.address().to_string(),
+        state: entry.state(now).word(),
+        in_flight: entry.load(),
+        max_in_flight: entry.max_in_flight,
+        weight: rounded(entry.weight.into()),
+        ramp: rounded(entry.ramp(record.header.slow_start(), now)),
+        newcomer: entry.is_newcomer(),
+        reserve: entry.is_reserve(),
+        ewma_ms: ewma.has_history().then(|| rounded(ewma.millis.into())),
+        score: rounded(score),
+        consecutive_failures: entry.consecutive_failures,
+        ejected_for_ms: millis(entry.ejected_for(now)),
+        busy_for_ms: millis(entry.busy_for(now)),
+        ejections: entry.ejections,
+        reason: entry.reason().map(Reason::word),
+        penalty: rounded(penalty::factor(entry, now, fade)),
+        requests: entry.requests,
+        failures: entry.failures,
+        speed: speed.map(|speed| rounded((speed * entry.weight).into())),
+        work_ms: record.has_insights().then(|| rounded(insight.work_ms())),
+        told: told(&insight, now),
+    }
 }
 
-/// What the host told of itself last, however old; `null` if it never did.
-fn told(insight: &Insight, now: Instant) -> Option<Value> {
-    let [jobs_age, parts_age] = insight.ages(now).map(|age| age.map(millis));
+/// What a host told of itself last, however old.
+#[derive(Serialize)]
+struct Told {
+    running: Option<f32>,
+    waiting: Option<f32>,
+    jobs_age_ms: Option<u64>,
+    memory: Option<f64>,
+    compute: Option<f64>,
+    parts_age_ms: Option<u64>,
+}
+
+/// `None`: it never told anything.
+fn told(insight: &Insight, now: Instant) -> Option<Told> {
+    let [jobs_age_ms, parts_age_ms] = insight.ages(now).map(|age| age.map(millis));
     let told = insight.told_ever();
-    (jobs_age.is_some() || parts_age.is_some()).then(|| {
-        json!({
-            "running": told.running,
-            "waiting": told.waiting,
-            "jobs_age_ms": jobs_age,
-            "memory": told.memory.map(|part| rounded(part.into())),
-            "compute": told.compute.map(|part| rounded(part.into())),
-            "parts_age_ms": parts_age,
-        })
+    (jobs_age_ms.is_some() || parts_age_ms.is_some()).then(|| Told {
+        running: told.running,
+        waiting: told.waiting,
+        jobs_age_ms,
+        memory: told.memory.map(|part| rounded(part.into())),
+        compute: told.compute.map(|part| rounded(part.into())),
+        parts_age_ms,
     })
 }
 

@@ -28,7 +28,7 @@ pub fn answer(host: &impl Host) -> Result<(), Fault> {
             let own = [("content-type", "text/html; charset=utf-8"), ("content-security-policy", page::POLICY)];
             send(host, 200, &own, page::PAGE)
         }
-        (b"GET" | b"HEAD", b"/status.json") => send(host, 200, &[JSON], &json::status(host).to_string()),
+        (b"GET" | b"HEAD", b"/status.json") => send(host, 200, &[JSON], &json::status(host)),
         (b"GET" | b"HEAD", _) => send(host, 404, &[JSON], &reply::error("not_found", "there are only / and /status.json here")),
         _ => send(
             host,
