@@ -211,6 +211,7 @@ async fn when_envoy_goes_the_page_says_since_when_keeps_its_picture_and_goes_on_
     let relay = Relay::start().await;
     let envoy = start(None).await;
     relay.leads_to(Some(envoy.listener("status")));
+    Load::burst(60).run(&envoy).await.assert_served();
     let browser = Browser::start().await;
     let tab = browser.open(&format!("http://{}/", relay.address), desktop()).await;
     tab.until("the picture", "document.querySelectorAll('.host').length === 2").await;
