@@ -232,7 +232,6 @@ impl<H: Host> Worker<H> {
                 (books.pool, books.discovery) = (newest, discovery);
             }
         }
-        self.announce();
     }
 
     /// Sees to those that wait, and once per [`TICK`], whichever root it comes from, to retries, to what could not be stored, to the other workers, and shows that it lives.
@@ -247,6 +246,7 @@ impl<H: Host> Worker<H> {
         // Should a bell of its own not have been heard: from now on it is rung again.
         self.bell.has_rung = false;
         self.roots.pass();
+        self.announce();
         let names: Vec<Rc<str>> = self.books.keys().cloned().collect();
         for name in names {
             self.follow_retries(&name);

@@ -210,8 +210,8 @@ fn our_own_answers_and_envoys_choices_are_explained_too() {
     stream.response();
     assert_eq!(bench.seen(id).filter_state["plimsoll.why"], "policy=least_score verdict=full waited_ms=0");
     let mut bench = Bench::new(r#", "explain": "log""#);
-    // One for the list of pools, one for what was said, one for the record.
-    bench.host.refuse(Call::Load, 3);
+    // One for the list of pools, one for the record.
+    bench.host.refuse(Call::Load, 2);
     let (id, mut stream, _) = bench.request("gpu", &[]);
     bench.host.make_current(id);
     stream.response();
