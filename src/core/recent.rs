@@ -85,7 +85,7 @@ impl Point {
             point.in_flight = point.in_flight.saturating_add(host.load());
             let slots = match host.state(now) {
                 State::Serving => host.max_in_flight,
-                _ if !host.is_draining() && host.wants_trial(now) => 1,
+                _ if host.is_eligible(now) => 1,
                 _ => continue,
             };
             point.slots = point.slots.saturating_add(slots);

@@ -15,6 +15,11 @@ impl Instant {
     }
 }
 
+/// Whole milliseconds; of times that no number holds, the most there are.
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl std::ops::Add<Duration> for Instant {
     type Output = Instant;
 

@@ -28,7 +28,7 @@ use crate::core::lookout;
 use crate::core::random::Random;
 use crate::core::record::Record;
 use crate::core::report;
-use crate::core::time::Instant;
+use crate::core::time::{Instant, millis};
 use crate::host::{Fault, Host, Level};
 
 /// How often each root ticks.
@@ -338,7 +338,7 @@ impl<H: Host> Worker<H> {
 
     /// Adds a time to one of the pool's histograms.
     pub(super) fn time(&mut self, family: Family, pool: &str, of: Of, time: Duration) {
-        self.metrics.record(&self.host, family, pool, of, u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        self.metrics.record(&self.host, family, pool, of, millis(time));
     }
 
     /// Reads the pool's record, joins it if need be, changes it, and stores it; again, if another worker was faster.

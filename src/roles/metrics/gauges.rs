@@ -11,7 +11,7 @@ use crate::core::lookout;
 use crate::core::queue::Priority;
 use crate::core::record::{Host as Entry, Record};
 use crate::core::score;
-use crate::core::time::Instant;
+use crate::core::time::{Instant, millis};
 use crate::host::Host;
 
 /// How often gauges are looked after.
@@ -224,8 +224,4 @@ fn of_pool(record: &Record, now: Instant) -> BTreeMap<(Family, Of), u64> {
 /// A state as a number: see [`Family::State`].
 fn number(state: State) -> u64 {
     State::ALL.into_iter().zip(1..).find(|(each, _)| *each == state).map_or(0, |(_, number)| number)
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -3,18 +3,16 @@
 //! Structs and not values, so that no key is copied: a page that many look at is written fifty times a second, by a worker that has jobs to see to.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::core::health::Reason;
 use crate::core::learning;
 use crate::core::penalty::{self, Fade};
-use crate::core::queue::Priority;
 use crate::core::recent::{Entry, Point, Recent};
 use crate::core::record::{self, Header, Insight, Record};
 use crate::core::score;
-use crate::core::time::Instant;
+use crate::core::time::{Instant, millis};
 use crate::host;
 use crate::roles::{recent, shared};
 
@@ -160,30 +158,18 @@ struct Queue {
 
 fn queue(record: &Record, now: Instant) -> Queue {
     let Header { max_length, dequeued, queue_full, queue_timeout, left, .. } = record.header;
-    let [mut high, mut normal, mut low] = [0, 0, 0];
-    for entry in record.waiting() {
-        match entry.priority() {
-            Priority::High => high += 1,
-            Priority::Normal => normal += 1,
-            Priority::Low => low += 1,
-        }
-    }
-    let longest = record.waiting().next().map_or(Duration::ZERO, |first| now.since(first.since()));
+    let [high, normal, low] = record.waiting_by_priority();
     Queue {
         high,
         normal,
         low,
-        longest_wait_ms: millis(longest),
+        longest_wait_ms: millis(record.longest_wait(now)),
         max_length,
         served: dequeued,
         full: queue_full,
         timed_out: queue_timeout,
         left,
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What is known of the jobs of a class: the mean work, in milliseconds on a host of speed 1 (of a class with costs, for a cost of 1).
