@@ -2,6 +2,7 @@
 //! workers where it leads: [`super::watch`].
 
 mod announce;
+mod counted;
 mod jobs;
 mod queue;
 
@@ -28,7 +29,7 @@ use crate::core::lookout;
 use crate::core::random::Random;
 use crate::core::record::Record;
 use crate::core::report;
-use crate::core::time::{Instant, millis};
+use crate::core::time::Instant;
 use crate::host::{Fault, Host, Level};
 
 /// How often each root ticks.
@@ -329,16 +330,6 @@ impl<H: Host> Worker<H> {
         self.catch_up(name, members);
         self.watch(name, led);
         Ok(())
-    }
-
-    /// Raises one of the pool's counters.
-    pub(super) fn count(&mut self, family: Family, pool: &str, of: Of, by: u64) {
-        self.metrics.add(&self.host, family, pool, of, by);
-    }
-
-    /// Adds a time to one of the pool's histograms.
-    pub(super) fn time(&mut self, family: Family, pool: &str, of: Of, time: Duration) {
-        self.metrics.record(&self.host, family, pool, of, millis(time));
     }
 
     /// Reads the pool's record, joins it if need be, changes it, and stores it; again, if another worker was faster.

@@ -44,6 +44,7 @@ mod queue_order;
 mod scrape;
 mod sessions;
 mod standing;
+mod status;
 mod top;
 mod unknown;
 mod weighted;

@@ -11,8 +11,7 @@ use crate::core::choice::{
 };
 use crate::core::health::Trial;
 use crate::core::learning::{self, Job};
-use crate::core::lease::{Burden, Lease, Moved, Settlement, Whereabouts, is_crowded};
-use crate::core::outcome::Outcome;
+use crate::core::lease::{Burden, Lease, Settlement, Whereabouts, is_crowded};
 use crate::core::queue::{self, Called, Priority, Slots, Taken, Waiting};
 use crate::core::random::Random;
 use crate::core::record::{Record, Seat};
@@ -339,28 +338,6 @@ impl<H: Host> Worker<H> {
                 }
                 self.say_fault("settle a lease", fault);
             }
-        }
-    }
-
-    fn count_move(&mut self, pool_name: &str, guilty: &[Address], moved: Moved) {
-        guilty.iter().for_each(|host| self.count(Family::RetriesBlamed, pool_name, Of::Host(Some(*host)), 1));
-        self.count(Family::BeyondSlots, pool_name, Of::Pool, moved.is_beyond.into());
-    }
-
-    /// A job has ended, and its lease is given back.
-    fn count_job(&mut self, pool_name: &str, mut lease: Lease, moved: Option<Moved>, end: &Settlement) {
-        if let Some(moved) = moved {
-            lease.moved(moved);
-            self.count_move(pool_name, lease.guilty(&moved), moved);
-        }
-        let host = lease.address.filter(|_| lease.seat.is_some());
-        self.count(Family::Jobs, pool_name, Of::HostAnd(host, end.outcome.word()), 1);
-        if let Some(why) = lease.why_another() {
-            self.count(Family::ServedByAnother, pool_name, Of::Word(why.word()), 1);
-        }
-        if end.outcome == Outcome::Success && end.is_timed {
-            let time = self.host.now().since(lease.taken);
-            self.time(Family::ServiceMs, pool_name, Of::class(lease.job.label), time);
         }
     }
 
