@@ -206,7 +206,10 @@ impl<H: Host> Stream<H> {
         match course {
             Ok(Course::Placed(placed)) => self.send_to(leased, &placed.chosen, kind),
             Ok(Course::Decided(Decision::Chosen(chosen))) => self.send_to(leased, &chosen, kind),
-            Ok(Course::Waits(_)) => Flow::Paused,
+            Ok(Course::Waits(_)) => {
+                explain::foresee_waiting(&self.host, pool);
+                Flow::Paused
+            }
             Ok(Course::QueueFull(retry_after)) => self.answer(Verdict::QueueFull, leased, kind, retry_after),
             Ok(Course::Decided(Decision::Full(retry_after))) => self.answer(Verdict::Full, leased, kind, retry_after),
             Ok(Course::Decided(Decision::NoHost(retry_after))) if pool.no_host == NoHost::Reject && !pool.awaits_hosts() => {
@@ -328,6 +331,9 @@ impl<H: Host> Stream<H> {
 
     fn send_to(&mut self, to: Leased, chosen: &Chosen, kind: Kind) -> Flow {
         self.why = explain::to_whom(&to.pool, || explain::chosen(&to.pool, chosen, kind, Duration::ZERO));
+        if let Some((why, _)) = &self.why {
+            explain::foresee(&self.host, why, explain::first(&to.pool, chosen));
+        }
         let named = name_hosts(&self.host, &to.pool, chosen);
         if kind == Kind::Job {
             (self.leased, self.sent_to) = (Some(to), chosen.hosts.first().copied());
@@ -342,6 +348,9 @@ impl<H: Host> Stream<H> {
 
     fn leave_to_envoy(&mut self, to: Leased, kind: Kind) -> Flow {
         self.why = explain::to_whom(&to.pool, explain::left_to_envoy);
+        if let Some((why, _)) = &self.why {
+            explain::foresee(&self.host, why, None);
+        }
         if kind == Kind::Job
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {

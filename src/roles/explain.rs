@@ -72,6 +72,11 @@ pub fn chosen(pool: &Pool, chosen: &Chosen, kind: Kind, waited: Duration) -> Str
     line
 }
 
+/// The host that a job goes to first.
+pub fn first<'a>(pool: &'a Pool, chosen: &Chosen) -> Option<&'a str> {
+    pool.hosts.get(*chosen.hosts.first()?).map(|host| &*host.text)
+}
+
 /// Why, if anybody is to learn it, and who.
 pub fn to_whom(pool: &Pool, why: impl FnOnce() -> String) -> Option<(String, Explain)> {
     (pool.explain != Explain::Off).then(|| (why(), pool.explain))
@@ -113,6 +118,19 @@ fn push_whole(line: &mut String, mut rest: u64) {
         }
     }
     line.extend(digits.iter().skip(at).map(|digit| char::from(*digit)));
+}
+
+/// Tells what is to be told should the client leave before there is a response: nobody asks then. The response's word takes its place.
+pub fn foresee(host: &impl Host, why: &str, to: Option<&str>) {
+    let _ = host.set_filter_state("plimsoll.why", format!("{why} left={}", to.unwrap_or("host")).as_bytes());
+}
+
+/// The same of a job that waits.
+pub fn foresee_waiting(host: &impl Host, pool: &Pool) {
+    if pool.explain != Explain::Off {
+        let why = format!("policy={} kind=job left=queue", pool.policy.word());
+        let _ = host.set_filter_state("plimsoll.why", why.as_bytes());
+    }
 }
 
 /// Tells it, with what is known when the response comes: who served, and at which attempt.

@@ -112,3 +112,35 @@ async fn a_trial_is_called_one_and_a_reply_of_our_own_names_no_host() {
     let (_, text) = ours(&reply).expect("both headers");
     assert_ne!(why(&text).get("kind"), Some(&"trial"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_tells_of_a_job_whose_client_left_where_it_was() {
+    let fleet = Fleet::start(1, Gpu::new()).await;
+    let line = "state of %REQ(x-number)%: [%FILTER_STATE(wasm.plimsoll.why:PLAIN)%]\n";
+    let log = json!({"name": "stdout", "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
+        "log_format": {"text_format_source": {"inline_string": line}}}});
+    let envoy = Envoy::new("http2.yaml")
+        .hosts(&fleet)
+        .pool(json!({"max_in_flight": 1, "queue": {}, "explain": "log"}))
+        .connection_manager(json!({"access_log": [log]}))
+        .start()
+        .await;
+    let ask = |number: &str| envoy.client().post("/prompt", "{}").header("x-sim-ms", "600000").header("x-number", number);
+    let runs = ask("1").start().await;
+    envoy.until("it runs", |hosts| hosts[0]["in_flight"] == 1).await;
+    let waits = ask("2").start().await;
+    let waited = ask("3").start().await;
+    crate::queue::waiting(&envoy, 2).await;
+    waits.abort();
+    envoy.logged("state of 2: [policy=least_score kind=job left=queue]").await;
+    runs.abort();
+    // The one that waited has its host now.
+    envoy.logged("state of 1: [policy=least_score kind=job score=").await;
+    envoy.until_pool("nobody waits, and one runs", |pool| pool["waiting"] == 0 && pool["hosts"][0]["in_flight"] == 1).await;
+    waited.abort();
+    envoy.logged("state of 3: [policy=least_score kind=job score=").await;
+    envoy.settled().await;
+    let left = format!(" left={}]", fleet.addresses()[0]);
+    assert_eq!(envoy.log().matches(&left).count(), 2, "{}", envoy.log());
+}

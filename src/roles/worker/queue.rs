@@ -306,6 +306,9 @@ impl<H: Host> Worker<H> {
         let waited = self.host.now().since(paused.since);
         self.time(Family::QueueWaitMs, name, Of::Word(paused.priority.word()), waited);
         let why = explain::to_whom(&pool, || explain::chosen(&pool, &chosen, Kind::Job, waited));
+        if let Some((why, _)) = &why {
+            explain::foresee(&self.host, why, explain::first(&pool, &chosen));
+        }
         *paused.fate.borrow_mut() = Fate::Sent(Sent { pool, to: chosen.hosts.first().copied(), why });
         self.go_on();
     }
