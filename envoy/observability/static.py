@@ -11,7 +11,7 @@ ENVOYS = {
     "envoy_server_uptime", "envoy_server_memory_allocated", "envoy_http_downstream_rq_xx", "envoy_cluster_membership_healthy", "envoy_cluster_membership_total",
     "envoy_wasm_plimsoll_vm_reload", "envoy_extension_config_discovery_http_filter_plimsoll_update_rejected",
 }
-UNITS = {"short", "none", "percentunit", "ms", "reqps", "ops", "bytes", "dtdurations"}
+UNITS = {"short", "none", "percentunit", "ms", "µs", "reqps", "ops", "bytes", "dtdurations"}
 # What Grafana knows of each kind of panel: it says nothing of a word that it does not know, and goes on without.
 OPTIONS = {
     "timeseries": {"legend", "tooltip"},

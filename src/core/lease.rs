@@ -133,6 +133,9 @@ pub enum Elsewhere {
 }
 
 impl Elsewhere {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Retried, Self::Overruled, Self::NotInPool];
+
     /// The word in metrics.
     pub fn word(self) -> &'static str {
         match self {

@@ -18,6 +18,9 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::NoHost, Self::Full, Self::QueueFull, Self::QueueTimeout];
+
     /// The word in headers, bodies, logs and metrics.
     pub fn word(self) -> &'static str {
         match self {

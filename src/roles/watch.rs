@@ -123,7 +123,11 @@ impl<H: Host> Worker<H> {
                 watch.prober.forget_runs();
                 watch.scrapes.forget();
                 watch.firing.clear();
-                watch.shown = Shown::default();
+                let mut shown = std::mem::take(&mut watch.shown);
+                if pool.is_none() {
+                    // Nobody will lead it any more. Should another worker still have its configuration, it shows all anew.
+                    self.metrics.hide(&self.host, &name, &mut shown);
+                }
                 self.duties.alerters.values_mut().for_each(|alerter| alerter.forget(&name));
             }
         }

@@ -264,9 +264,7 @@ impl<H: Host> Worker<H> {
         for name in names {
             match self.keep_books(&name) {
                 Ok(()) if self.books.get(&name).is_some_and(|books| books.book.is_idle() && books.overdue.is_empty()) => {
-                    if let Some(mut books) = self.books.remove(&name) {
-                        self.metrics.hide(&self.host, &name, &mut books.watch.shown);
-                    }
+                    self.books.remove(&name);
                 }
                 Ok(()) => {}
                 // A worker that could not leave tries again at the next tick.

@@ -50,6 +50,8 @@ families! {
     Hosts = Gauge "hosts" ["pool" "state"],
     /// Hosts that may be chosen now: serving, or due for a trial.
     Eligible = Gauge "eligible" ["pool"],
+    /// The slots of those: of one that is on trial 1.
+    Slots = Gauge "slots" ["pool"],
     /// 1 while no host serves.
     NoHost = Gauge "no_host" ["pool"],
     /// Jobs that wait.
@@ -68,12 +70,14 @@ families! {
     Workers = Gauge "workers" ["pool"],
     /// For how long Envoy's membership has not been read, in milliseconds.
     DiscoveryAgeMs = Gauge "discovery_age_ms" ["pool"],
-    /// The mean work of a class's jobs, in milliseconds on a host of speed 1.
-    ClassWorkMs = Gauge "class_work_ms" ["pool" "class"],
+    /// The mean work of a class's jobs, in microseconds on a host of speed 1.
+    ClassWorkUs = Gauge "class_work_us" ["pool" "class"],
     /// Jobs that ended, by the host that had them last.
     Jobs = Counter "jobs" ["pool" "host" "outcome"],
     /// Requests that the filter answered itself, by verdict.
     Answered = Counter "answered" ["pool" "reason"],
+    /// Jobs whose clients left while they waited.
+    Left = Counter "left" ["pool"],
     /// Requests that are no jobs.
     Unleased = Counter "unleased" ["pool"],
     /// Attempts that failed before a retry went elsewhere.

@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Family, Metrics, Of};
+use super::{Family, Metrics, Of, text};
 use crate::core::address::Address;
 use crate::core::health::State;
 use crate::core::learning;
+use crate::core::lease::Elsewhere;
 use crate::core::lookout;
 use crate::core::queue::Priority;
+use crate::core::recent::Point;
 use crate::core::record::{Host as Entry, Record};
 use crate::core::score;
 use crate::core::time::{Instant, millis};
 use crate::host::Host;
+use crate::roles::reply::Verdict;
 
 /// How often gauges are looked after.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -33,6 +36,18 @@ type Values = [Option<u64>; OF_HOST.len()];
 /// Of those that have gone.
 const GONE: Values = [Some(0), Some(0), Some(0), Some(0), Some(0), None, None];
 
+/// The same in a pool whose hosts had all of them at some time.
+const ALL_GONE: Values = [Some(0); OF_HOST.len()];
+
+/// What [`Metrics::kinds`] says of pools.
+const INSIGHTS: &str = "insights";
+const DISCOVERY: &str = "discovery";
+const OTHERS: &str = "others";
+
+/// Counters that begin with 0, not with their first event, so that a rate has it.
+const FROM_0: [Family; 6] =
+    [Family::Unleased, Family::BeyondSlots, Family::CasRetries, Family::DeadWorkers, Family::BadReports, Family::Left];
+
 /// What a leader has shown of a pool.
 #[derive(Default)]
 pub struct Shown {
@@ -40,6 +55,8 @@ pub struct Shown {
     pool: BTreeMap<(Family, Of), u64>,
     at: Instant,
     looks: u32,
+    /// Whether hosts have, or ever had, a learned speed and an age of what they told.
+    had_insights: bool,
 }
 
 /// What is shown of a host. A thousand hosts are looked at in a worker that has requests to serve: so their metrics' ids are kept here.
@@ -99,9 +116,7 @@ impl Metrics {
             return;
         }
         if shown.looks == 0 {
-            // Somebody else may have shown those that have gone since.
-            let known = self.known_hosts(host, pool).into_iter().map(|host| (host, Row::new(true)));
-            shown.hosts.extend(known);
+            self.take_over(host, pool, shown);
         }
         let is_afresh = shown.looks.is_multiple_of(AFRESH);
         shown.at = now;
@@ -109,6 +124,9 @@ impl Metrics {
         shown.looks = shown.looks.wrapping_add(1).max(1);
         let mut values = of_pool(record, now);
         values.insert((Family::QueueTimeoutMs, Of::Pool), millis(timeout));
+        // Those that share one metric have no one value.
+        values.retain(|(_, of), _| !matches!(of, Of::Class(Some(name)) if !self.has_own_class(host, pool, name)));
+        self.note_kinds(host, pool, record, shown);
         self.look_at_hosts(host, pool, record, now, shown);
         let mut places = MOST_MADE;
         for (address, row) in &mut shown.hosts {
@@ -124,10 +142,9 @@ impl Metrics {
         if places == 0 {
             shown.hurry();
         }
-        // What has gone was shown so, and what had no metrics of its own may have them now.
-        shown
-            .hosts
-            .retain(|_, row| if row.seen == shown.looks { row.is_own || !is_afresh } else { row.is_own && !row.is_whole() });
+        // What had no metrics of its own may have them now. What has gone is shown so once more at least: see `AFRESH`.
+        let has_long_gone = |row: &Row| row.seen.wrapping_add(AFRESH) < shown.looks && row.is_whole();
+        shown.hosts.retain(|_, row| if row.is_own { !has_long_gone(row) } else { row.seen == shown.looks && !is_afresh });
         shown.pool.keys().for_each(|gauge| _ = values.entry(*gauge).or_default());
         for ((family, of), value) in &values {
             if is_afresh || shown.pool.get(&(*family, *of)) != Some(value) {
@@ -137,15 +154,51 @@ impl Metrics {
         shown.pool = values;
     }
 
+    /// What somebody else may have shown goes to 0, unless it is found again.
+    fn take_over(&mut self, host: &impl Host, pool: &str, shown: &mut Shown) {
+        let known = self.known_hosts(host, pool).into_iter().map(|host| (host, Row::new(true)));
+        shown.hosts.extend(known);
+        let kinds = self.kinds.all(host, &format!("{};", text(pool)));
+        let has = |kind: &str| kinds.iter().any(|known| known == kind);
+        shown.had_insights = has(INSIGHTS);
+        if has(DISCOVERY) {
+            shown.pool.insert((Family::DiscoveryAgeMs, Of::Pool), 0);
+        }
+        if has(OTHERS) {
+            shown.pool.extend([Family::InFlight, Family::MaxInFlight].map(|family| ((family, Of::Host(None)), 0)));
+        }
+        if shown.had_insights {
+            shown.pool.extend(self.known_classes(host, pool).into_iter().map(|class| ((Family::ClassWorkUs, class), 0)));
+        }
+        let words = Verdict::ALL.map(|verdict| (Family::Answered, Of::Word(verdict.word()))).into_iter();
+        let words = words.chain(Elsewhere::ALL.map(|why| (Family::ServedByAnother, Of::Word(why.word()))));
+        for (family, of) in words.chain(FROM_0.map(|family| (family, Of::Pool))) {
+            self.id(host, family, pool, of);
+        }
+    }
+
+    /// So that whoever leads next knows.
+    fn note_kinds(&mut self, host: &impl Host, pool: &str, record: &Record, shown: &mut Shown) {
+        shown.had_insights |= record.has_insights();
+        let has_others = shown.hosts.values().any(|row| !row.is_own);
+        let kinds = [(INSIGHTS, shown.had_insights), (DISCOVERY, record.header.discovers != 0), (OTHERS, has_others)];
+        let kinds = kinds.into_iter().filter(|(_, has)| *has);
+        self.kinds.admit(host, kinds.map(|(kind, _)| format!("{};{kind}", text(pool))).collect::<Vec<_>>());
+    }
+
     fn look_at_hosts(&mut self, host: &impl Host, pool: &str, record: &Record, now: Instant, shown: &mut Shown) {
         let is_new = |entry: &Entry| !shown.hosts.contains_key(&entry.address());
         self.admit(host, pool, record.hosts().filter(is_new).map(|entry| entry.address()));
         for ((entry, score), slot) in record.hosts().zip(score::scores(record, now)).zip(0..) {
             let row = shown.hosts.entry(entry.address()).or_insert_with(|| Row::new(self.has_own(host, pool, entry.address())));
-            row.look(shown.looks, of_host(record, &entry, slot, score, now), entry.is_retired());
+            let mut values = of_host(record, &entry, slot, score, now);
+            if shown.had_insights {
+                values.iter_mut().for_each(|value| _ = value.get_or_insert(0));
+            }
+            row.look(shown.looks, values, entry.is_retired());
         }
         for row in shown.hosts.values_mut().filter(|row| row.seen != shown.looks) {
-            row.now = GONE;
+            row.now = if shown.had_insights { ALL_GONE } else { GONE };
         }
     }
 
@@ -183,7 +236,7 @@ fn of_host(record: &Record, entry: &Entry, slot: u32, score: f64, now: Instant) 
         let insight = record.insight(slot);
         let known = insight.speed_if_known(now, learning::fading(record.header.time_constant()));
         speed = Some(known.map_or(0, |speed| (speed * entry.weight * 1e3).round() as u64));
-        age = insight.ages(now).into_iter().flatten().min().map(millis);
+        age = insight.ages(now).into_iter().flatten().max().map(millis);
     }
     let (load, slots, state) = (entry.load().into(), entry.max_in_flight.into(), number(entry.state(now)));
     [Some(load), Some(slots), Some(ewma), Some((score * 1e3).round() as u64), Some(state), speed, age]
@@ -198,16 +251,21 @@ fn of_pool(record: &Record, now: Instant) -> BTreeMap<(Family, Of), u64> {
         eligible += u64::from(entry.is_eligible(now));
     }
     values.extend(State::ALL.into_iter().zip(states).map(|(state, count)| ((Family::Hosts, Of::Word(state.word())), count)));
-    for class in record.classes() {
-        let work = class.mean().map_or(0, |mean| mean.round() as u64);
-        values.insert((Family::ClassWorkMs, Of::Class(Some(class.shown()))), work);
+    // A class may have jobs with costs and such without, and names may begin alike: most jobs say it.
+    let mut classes: Vec<_> = record.classes().collect();
+    classes.sort_by_key(|class| class.jobs);
+    for class in classes {
+        let work = class.mean().map_or(0, |mean| (mean * 1e3).round() as u64);
+        values.insert((Family::ClassWorkUs, Of::class(class.shown())), work);
     }
     for (priority, waiting) in Priority::ALL.into_iter().zip(record.waiting_by_priority()) {
         values.insert((Family::Waiting, Of::Word(priority.word())), waiting.into());
     }
     let header = &record.header;
+    let slots = Point::of(record, now).slots;
     let mut say = |family, value| _ = values.insert((family, Of::Pool), value);
     say(Family::Eligible, eligible);
+    say(Family::Slots, slots.into());
     say(Family::NoHost, (!lookout::has_host(record, now)).into());
     say(Family::QueueMaxLength, header.max_length.into());
     say(Family::LongestWaitMs, millis(record.longest_wait(now)));

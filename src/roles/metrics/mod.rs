@@ -44,14 +44,18 @@ pub enum Of {
     HostAnd(Option<Address>, &'static str),
     /// An outcome, reason, state or priority.
     Word(&'static str),
-    /// The beginning of a class's name; `None`: one of those that have no metrics of their own.
+    /// The beginning of a class's name, as [`Of::class`] shows it; `None`: one of those that have no metrics of their own.
     Class(Option<[u8; Label::LENGTH]>),
 }
 
 impl Of {
-    /// A job's class.
-    pub fn class(label: Label) -> Self {
-        Self::Class(Some(label.name))
+    /// A class, by the beginning of its name. It came with a request, if only in a header that the operator trusts: what is no plain text is not shown.
+    pub fn class(name: [u8; Label::LENGTH]) -> Self {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:+@=, ".contains(&byte);
+        let mut shown = [0; Label::LENGTH];
+        let plain = name.iter().take_while(|byte| **byte != 0).map(|byte| if is_plain(*byte) { *byte } else { b'_' });
+        shown.iter_mut().zip(plain).for_each(|(shown, byte)| *shown = byte);
+        Self::Class(Some(shown))
     }
 
     fn host(self) -> Option<Address> {
@@ -87,11 +91,8 @@ fn text(value: &str) -> String {
     value.chars().map(|char| if char == ';' || char.is_control() { '_' } else { char }).collect()
 }
 
-/// Class names come with requests, if only from a header that the operator trusts: what is no plain text is not shown.
-fn class_name(name: &[u8]) -> String {
-    let shown = name.split(|byte| *byte == 0).next().unwrap_or_default();
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:+@=, ".contains(&byte);
-    shown.iter().map(|byte| if is_plain(*byte) { char::from(*byte) } else { '_' }).collect()
+fn class_name(shown: &[u8]) -> String {
+    shown.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
 }
 
 /// Ids by family and labels; `None`: Envoy refused to make it.
@@ -103,16 +104,18 @@ pub struct Metrics {
     ids: BTreeMap<Rc<str>, Ids>,
     hosts: Bounded,
     classes: Bounded,
+    /// What each pool has had gauges of at some time, where that is not so of all pools.
+    kinds: Bounded,
     has_complained: bool,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let hosts = Bounded::new("plimsoll.labels.hosts", MOST_HOSTS);
         Self {
             ids: BTreeMap::new(),
-            hosts,
+            hosts: Bounded::new("plimsoll.labels.hosts", MOST_HOSTS),
             classes: Bounded::new("plimsoll.labels.classes", MOST_CLASSES),
+            kinds: Bounded::new("plimsoll.labels.kinds", MOST_HOSTS),
             has_complained: false,
         }
     }
@@ -146,6 +149,17 @@ impl Metrics {
         self.hosts.admits(host, &format!("{};{address}", text(pool)))
     }
 
+    /// Whether a class has metrics of its own.
+    fn has_own_class(&mut self, host: &impl Host, pool: &str, name: &[u8]) -> bool {
+        self.classes.admits(host, &format!("{};{}", text(pool), class_name(name)))
+    }
+
+    /// The classes of a pool that have, or ever had, metrics of their own.
+    fn known_classes(&mut self, host: &impl Host, pool: &str) -> Vec<Of> {
+        let all = self.classes.all(host, &format!("{};", text(pool)));
+        all.iter().map(|name| Of::class(Label::of(name.as_bytes()).name)).collect()
+    }
+
     /// The hosts of a pool that have, or ever had, metrics of their own.
     fn known_hosts(&mut self, host: &impl Host, pool: &str) -> Vec<Address> {
         let all = self.hosts.all(host, &format!("{};", text(pool)));
@@ -157,7 +171,7 @@ impl Metrics {
             return *id;
         }
         let is_admitted = match of {
-            Of::Class(Some(name)) => self.classes.admits(host, &format!("{};{}", text(pool), class_name(&name))),
+            Of::Class(Some(name)) => self.has_own_class(host, pool, &name),
             of => of.host().is_none_or(|address| self.has_own(host, pool, address)),
         };
         if !is_admitted {

@@ -2,11 +2,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::config::Pool;
+use crate::config::{Pool, Role};
 use crate::core::fixture::{at, pool_of, record_of};
 use crate::core::record::Record;
 use crate::core::time::Instant;
 use crate::roles::fake::{Call, Fake, Process};
+use crate::roles::roots::Pools;
+use crate::roles::worker::{TICK, Worker};
 
 fn address(host: usize) -> Address {
     Address::parse(format!("10.0.{}.{}:80", host / 250, host % 250).as_bytes()).unwrap()
@@ -89,8 +91,8 @@ fn names_carry_the_labels_and_whatever_a_value_is_it_ends_none() {
     metrics.add(host, Family::Jobs, "gpu", Of::HostAnd(Some(address(1)), "success"), 2);
     metrics.add(host, Family::Jobs, "gpu", Of::HostAnd(None, "busy"), 1);
     metrics.add(host, Family::Alerts, "", Of::Word("sent"), 1);
-    metrics.record(host, Family::ServiceMs, "a;b\n\"", Of::class(Label::of(b"x;host=evil\x1b\"\xff")), 5);
-    metrics.record(host, Family::ServiceMs, "gpu", Of::class(Label::of(b"1024x1024, sdxl")), 5);
+    metrics.record(host, Family::ServiceMs, "a;b\n\"", Of::class(Label::of(b"x;host=evil\x1b\"\xff").name), 5);
+    metrics.record(host, Family::ServiceMs, "gpu", Of::class(Label::of(b"1024x1024, sdxl").name), 5);
     let mut names = bench.host.metrics();
     names.sort();
     assert_eq!(
@@ -132,7 +134,7 @@ fn hosts_past_the_bound_share_one_label_in_all_workers_and_keep_none_of_their_ow
     assert_eq!(one.metrics.ids.values().map(BTreeMap::len).sum::<usize>(), MOST_HOSTS + 1);
     let classes: Vec<String> = (0..MOST_CLASSES + 9).map(|class| format!("class {class}")).collect();
     for class in &classes {
-        one.metrics.record(&one.host, Family::ServiceMs, "gpu", Of::class(Label::of(class.as_bytes())), 1);
+        one.metrics.record(&one.host, Family::ServiceMs, "gpu", Of::class(Label::of(class.as_bytes()).name), 1);
     }
     assert_eq!(one.value("service_ms;pool=gpu;class=other"), Some(9));
 }
@@ -153,6 +155,8 @@ fn the_leader_shows_each_host_and_the_pool() {
     assert_eq!((bench.value("eligible;pool=gpu"), bench.value("no_host;pool=gpu")), (Some(3), Some(0)));
     assert_eq!(bench.value("record_bytes;pool=gpu"), Some(bench.record.bytes().len() as u64));
     assert_eq!(bench.value("waiting;pool=gpu;priority=low"), Some(0));
+    // Those that count what should be rare begin with 0: so their first event is a rise.
+    assert_eq!((bench.value("dead_workers;pool=gpu"), bench.value("answered;pool=gpu;reason=full")), (Some(0), Some(0)));
     assert_eq!(bench.value("queue_timeout_ms;pool=gpu"), Some(30_000));
     assert_eq!(bench.value("discovery_age_ms;pool=gpu"), None);
 }
@@ -234,8 +238,8 @@ fn a_metric_that_envoy_refuses_is_missing_and_said_once() {
     let lines = bench.host.logged();
     assert_eq!(lines.iter().filter(|line| line.contains("could not make the metric")).count(), 1, "{lines:?}");
     bench.host.heal();
-    bench.metrics.add(&bench.host, Family::Answered, "gpu", Of::Word("full"), 3);
-    assert_eq!(bench.value("answered;pool=gpu;reason=full"), Some(3));
+    bench.metrics.add(&bench.host, Family::Polls, "gpu", Of::Word("read"), 3);
+    assert_eq!(bench.value("polls;pool=gpu;outcome=read"), Some(3));
 }
 
 #[test]
@@ -256,4 +260,112 @@ fn the_metrics_of_many_hosts_are_made_over_several_looks() {
         next.metrics.show(&next.host, ("gpu", Duration::ZERO), &next.record, next.now, &mut next.shown);
     }
     assert!((0..300).all(|host| next.of_host("state", host) == Some(0)));
+}
+
+/// A worker with roots that tick.
+struct Running {
+    host: Fake,
+    worker: Worker<Fake>,
+}
+
+fn read(pools: &str) -> Pools {
+    let json = format!(r#"{{"pools": {{{pools}}}}}"#);
+    let Ok(Role::Balancer(config)) = Role::parse(json.as_bytes()) else { panic!("{json}") };
+    config.pools.into_iter().map(|(name, pool)| (name.as_str().into(), pool)).collect()
+}
+
+const GPU: &str = r#""gpu": {"hosts": [{"address": "10.0.0.1:80"}, {"address": "10.0.0.2:80"}], "max_in_flight": 3}"#;
+const DRAINING: &str = r#""gpu": {"hosts": [{"address": "10.0.0.1:80", "drain": true}], "max_in_flight": 3}"#;
+const LLM: &str = r#""llm": {"hosts": [{"address": "10.0.0.3:80"}]}"#;
+
+impl Running {
+    fn new(process: &Arc<Process>) -> Self {
+        let host = Fake::new(process);
+        Self { worker: Worker::new(host.clone()), host }
+    }
+
+    fn ticks(&mut self, root: u32, pools: &Pools, ticks: usize) {
+        let name: Rc<str> = "plimsoll".into();
+        for _ in 0..ticks {
+            self.host.process.pass(TICK);
+            self.worker.root_ticks(root, &name, pools);
+        }
+    }
+
+    fn value(&self, name: &str) -> Option<u64> {
+        self.host.value_of(&format!("plimsoll.{name}"))
+    }
+}
+
+#[test]
+fn gauges_of_a_pool_that_the_configuration_drops_go_to_0() {
+    let process = Process::new(1);
+    let mut bench = Running::new(&process);
+    bench.ticks(1, &read(DRAINING), 30);
+    assert_eq!((bench.value("no_host;pool=gpu"), bench.value("max_in_flight;pool=gpu;host=10.0.0.1:80")), (Some(1), Some(3)));
+    bench.ticks(2, &read(LLM), 1);
+    bench.worker.root_ends(1);
+    bench.ticks(2, &read(LLM), 50);
+    assert_eq!((bench.value("no_host;pool=gpu"), bench.value("max_in_flight;pool=gpu;host=10.0.0.1:80")), (Some(0), Some(0)));
+}
+
+#[test]
+fn gauges_of_a_pool_that_is_renamed_go_to_0_and_come_back() {
+    let process = Process::new(1);
+    let mut bench = Running::new(&process);
+    bench.ticks(1, &read(GPU), 30);
+    bench.ticks(2, &read(LLM), 1);
+    bench.worker.root_ends(1);
+    bench.ticks(2, &read(LLM), 50);
+    let state = |bench: &Running| (bench.value("state;pool=gpu;host=10.0.0.1:80"), bench.value("hosts;pool=gpu;state=serving"));
+    let gone = state(&bench);
+    bench.ticks(3, &read(GPU), 1);
+    bench.worker.root_ends(2);
+    bench.ticks(3, &read(GPU), 50);
+    assert_eq!((gone, state(&bench)), ((Some(0), Some(0)), (Some(1), Some(2))));
+}
+
+#[test]
+fn a_new_leader_shows_that_a_class_and_a_following_have_gone() {
+    let process = Process::new(1);
+    let pool = pool_of(1, r#", "policy": "least_time""#);
+    let mut record = record_of(&pool);
+    record.header.discovers = 1;
+    record.header.followed = at(1.0).0;
+    let show = |record: &Record, now: f64, host: &Fake| {
+        let (mut metrics, mut shown) = (Metrics::default(), Shown::default());
+        metrics.show(host, ("gpu", Duration::ZERO), record, at(now), &mut shown);
+    };
+    let first = Fake::new(&process);
+    show(&record, 100.0, &first);
+    let known = first.metrics().into_iter();
+    // Another worker leads; meanwhile a configuration without discovery and least_time went live.
+    let second = Fake::new(&process);
+    show(&record_of(&pool_of(1, "")), 101.0, &second);
+    let stale: Vec<String> = known.filter(|name| second.value_of(name).is_none()).collect();
+    assert_eq!(
+        stale,
+        [""; 0],
+        "nobody sets these any more; {:?}",
+        stale.iter().map(|name| first.value_of(name)).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn a_leader_that_was_overtaken_has_not_the_last_word_on_a_host_that_left() {
+    let process = Process::new(1);
+    let host = Fake::new(&process);
+    let (before, after) = (record_of(&pool_of(2, "")), record_of(&pool_of(1, "")));
+    let (mut metrics, mut old, mut new) = (Metrics::default(), Shown::default(), Shown::default());
+    let mut show = |record, now, shown: &mut Shown| metrics.show(&host, ("gpu", Duration::ZERO), record, at(now), shown);
+    show(&before, 100.0, &mut old);
+    show(&after, 101.0, &mut new);
+    // The old one, which was off its core since it read the record.
+    let mut busy = before.clone();
+    busy.reserve(1, None, at(100.5));
+    show(&busy, 101.1, &mut old);
+    for second in 0..60 {
+        show(&after, 102.0 + f64::from(second), &mut new);
+    }
+    assert_eq!(host.value_of("plimsoll.in_flight;pool=gpu;host=10.0.0.2:80"), Some(0));
 }

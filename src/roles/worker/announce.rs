@@ -74,6 +74,7 @@ fn facts(pool: &Pool) -> String {
     let written = match (pool.entries.len(), draining) {
         (0, _) => None,
         (1, 0) => Some("1 host".to_owned()),
+        (1, _) => Some("1 host, draining".to_owned()),
         (hosts, 0) => Some(format!("{hosts} hosts")),
         (hosts, draining) => Some(format!("{hosts} hosts, {draining} of them draining")),
     };

@@ -40,7 +40,7 @@ impl<H: Host> Worker<H> {
         }
         if end.outcome == Outcome::Success && end.is_timed {
             let time = self.host.now().since(lease.taken);
-            self.time(Family::ServiceMs, pool_name, Of::class(lease.job.label), time);
+            self.time(Family::ServiceMs, pool_name, Of::class(lease.job.label.name), time);
         }
     }
 }

@@ -157,6 +157,7 @@ impl<H: Host> Worker<H> {
             record.header.left = record.header.left.saturating_add(1);
             Change::Store(())
         });
+        self.count(Family::Left, pool_name, Of::Pool, 1);
         if let Err(fault) = left {
             // The next tick mends it.
             self.say_fault("leave the queue", fault);

@@ -10,7 +10,9 @@ impl Bench {
     /// The counters of this family that have counted, by what comes after the pool.
     fn counted(&self, family: &str) -> Vec<(String, u64)> {
         let beginning = format!("plimsoll.{family};pool=gpu");
-        let of = |name: &String| Some((name.strip_prefix(&beginning)?.to_owned(), self.host.value_of(name)?));
+        let of = |name: &String| {
+            Some((name.strip_prefix(&beginning)?.to_owned(), self.host.value_of(name).filter(|count| *count > 0)?))
+        };
         self.host.metrics().iter().filter_map(of).collect()
     }
 }
