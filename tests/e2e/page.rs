@@ -116,6 +116,13 @@ async fn the_page_draws_each_host_and_what_waits_as_the_json_has_it_and_goes_on_
         tab.eval("[...document.querySelectorAll('.lanes > *')].map(one => one.textContent).join(' ')").await,
         "high  2 normal  0 low  1"
     );
+    // Of the nine that may wait; and one among thousands is seen, and more than there is room for do not spill.
+    let fills = "list => [...list.querySelectorAll('.lane')].map(bar => Number(bar.style.getPropertyValue('--fill')).toFixed(3)).join(' ')";
+    assert_eq!(tab.eval(&format!("({fills})(document.querySelector('.lanes'))")).await, "0.222 0.000 0.111");
+    let queue =
+        "{ high: 1, normal: 0, low: 7000, max_length: 5000, longest_wait_ms: 0, served: 0, full: 0, timed_out: 0, left: 0 }";
+    let show = format!("(queue => {{ queue.show({{ queue: {queue} }}); return ({fills})(queue.list); }})(new Queue())");
+    assert_eq!(tab.eval(&show).await, "0.020 0.000 1.000");
     assert_eq!(tab.text(".hull b").await, "100 %");
     // Colours tell states apart, and so do words.
     let columns = columns(&tab).await;
@@ -223,6 +230,8 @@ async fn when_envoy_goes_the_page_says_since_when_keeps_its_picture_and_goes_on_
         &format!("{shares}.length === 2 && {shares}.every(share => share.endsWith('%') && share !== '0 %')"),
     )
     .await;
+    let seen = tab.eval("(asked => asked.at(-1).at - asked[0].at)(pools.get('gpu').asked)").await;
+    assert!(seen.as_f64() >= Some(5000.0), "shares of {seen} ms");
 
     relay.leads_to(None);
     drop(envoy);
