@@ -28,6 +28,10 @@ const MOST_POINTS: usize = 150;
 /// The newest are kept, however old they are.
 pub const MOST_EVENTS: usize = 32;
 
+/// A pool that has a host for less than this, in the midst of an outage, is one that has none: hosts that ask for a short rest each come and go many times a
+/// minute, and would leave no room for what else happened.
+const BRIEF: Duration = Duration::from_secs(10);
+
 const MAGIC: u32 = u32::from_le_bytes(*b"PLR1");
 
 packed! {
@@ -195,15 +199,31 @@ impl Recent {
     /// Notes what happened, and how full the pool is, if the last point is old enough. Gives whether there is something new.
     pub fn note(&mut self, events: &[Event], point: Point) -> bool {
         let now = Instant(point.at);
-        let before = self.events.len();
-        self.events.extend(events.iter().filter_map(|event| Entry::of(event, now)));
+        let mut is_news = false;
+        for entry in events.iter().filter_map(|event| Entry::of(event, now)) {
+            is_news = true;
+            if self.goes_on(&entry) {
+                self.events.pop();
+            } else {
+                self.events.push(entry);
+            }
+        }
         let is_due = self.points.last().is_none_or(|last| now.since(Instant(last.at)) >= STEP);
         if is_due {
             self.points.push(point);
         }
-        let is_news = is_due || self.events.len() > before;
         self.trim(now);
-        is_news
+        is_news || is_due
+    }
+
+    /// Whether an entry says that the outage goes on of which the newest one said that it is over. An end of which the beginning was forgotten is kept.
+    fn goes_on(&self, entry: &Entry) -> bool {
+        let Some((newest, before)) = self.events.split_last() else { return false };
+        let of_pool = |entry: &&Entry| entry.host().is_none();
+        entry.event() == Some("no_host")
+            && newest.event() == Some("host_again")
+            && Instant(entry.at).since(Instant(newest.at)) < BRIEF
+            && before.iter().rev().find(of_pool).is_some_and(|last| last.event() == Some("no_host"))
     }
 
     fn trim(&mut self, now: Instant) {
@@ -299,6 +319,42 @@ mod tests {
         // A pool that nobody led for a while has no points of that time, nor of before; what happened last is told all the same.
         recent.note(&[], point(3000.0));
         assert_eq!((recent.points(), recent.events().count()), (&[point(3000.0)][..], MOST_EVENTS));
+    }
+
+    /// What is told after these happened at these seconds, the oldest first.
+    fn told(events: &[(f64, Event)]) -> Vec<(&'static str, f64)> {
+        let mut recent = Recent::default();
+        for (second, event) in events {
+            assert!(recent.note(&[*event], point(*second)), "{event:?} is to be stored");
+        }
+        let told = recent.events().map(|entry| (entry.event().unwrap(), entry.at as f64 / 1e6));
+        told.collect::<Vec<_>>().into_iter().rev().collect()
+    }
+
+    #[test]
+    fn an_outage_that_flaps_is_one_and_leaves_room_for_what_else_happened() {
+        let mut events = vec![(1.0, ejected(0))];
+        events.extend((0..100).flat_map(|n| {
+            let second = 2.0 + f64::from(n);
+            [(second, Event::NoHost), (second + 0.5, Event::HostAgain)]
+        }));
+        assert_eq!(told(&events), [("ejected", 1.0), ("no_host", 2.0), ("host_again", 101.5)]);
+        // While it goes on nothing says that it is over.
+        events.pop();
+        assert_eq!(told(&events), [("ejected", 1.0), ("no_host", 2.0)]);
+    }
+
+    #[test]
+    fn another_outage_is_one_of_its_own_and_so_is_one_after_something_else_happened() {
+        let pause = [(1.0, Event::NoHost), (2.0, Event::HostAgain), (12.0, Event::NoHost)];
+        assert_eq!(told(&pause), [("no_host", 1.0), ("host_again", 2.0), ("no_host", 12.0)]);
+        let between = [(1.0, Event::NoHost), (2.0, Event::HostAgain), (3.0, ejected(0)), (4.0, Event::NoHost)];
+        assert_eq!(told(&between), [("no_host", 1.0), ("host_again", 2.0), ("ejected", 3.0), ("no_host", 4.0)]);
+        let within = [(1.0, Event::NoHost), (2.0, ejected(0)), (3.0, Event::HostAgain), (4.0, Event::NoHost)];
+        assert_eq!(told(&within), [("no_host", 1.0), ("ejected", 2.0)]);
+        // Where nothing is left of when it began.
+        let end = [(1.0, Event::HostAgain), (2.0, Event::NoHost)];
+        assert_eq!(told(&end), [("host_again", 1.0), ("no_host", 2.0)]);
     }
 
     #[test]
