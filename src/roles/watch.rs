@@ -213,8 +213,9 @@ impl<H: Host> Worker<H> {
             }
             Event::Healthy(address) => (Level::Info, format!("{address} is healthy again")),
             Event::NoHost | Event::HostAgain => {
+                let now = self.host.now();
                 if let Some(watch) = self.watch_of(name) {
-                    watch.flapping.note(&event);
+                    watch.flapping.note(&event, now);
                 }
                 return;
             }

@@ -212,8 +212,8 @@ fn a_pool_without_hosts_is_told_and_so_is_its_end() {
     let alerts: Vec<Called> = bench.tick().into_iter().filter(|call| call.cluster == "alertmanager").collect();
     assert!(alerts[0].body.contains("endsAt"));
     assert_eq!(bench.host.value_of("plimsoll.no_host;pool=gpu"), Some(0));
-    // A line stands for a second.
-    (0..10).for_each(|_| _ = bench.tick());
+    // A pool that has hosts again has to keep them for five seconds.
+    (0..50).for_each(|_| _ = bench.tick());
     let logged = bench.host.logged();
     for line in ["plimsoll: pool gpu: no host is eligible", "plimsoll: pool gpu: a host is eligible again"] {
         assert!(logged.contains(&line.to_owned()), "{logged:?}");
