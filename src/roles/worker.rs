@@ -257,6 +257,7 @@ impl<H: Host> Worker<H> {
         self.see_to_bell(root);
         self.keep_all_books();
         self.send_alerts();
+        self.said.say_what_was_left_out(&self.host);
     }
 
     fn keep_all_books(&mut self) {
