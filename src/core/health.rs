@@ -35,7 +35,7 @@ use super::address::Address;
 use super::outcome::Outcome;
 use super::penalty::{self, Fade};
 use super::random::Random;
-use super::record::{EJECTED, FAILS_ENVOY, FAILS_PROBES, Header, Host, Record, SLOW, STRANGER, TRIAL};
+use super::record::{EJECTED, FAILS_ENVOY, FAILS_PROBES, Header, Host, RESTS, Record, SLOW, STRANGER, TRIAL};
 use super::time::Instant;
 use crate::config::{Breaker, Failure, Pool};
 
@@ -178,9 +178,22 @@ impl Host {
         if self.has_flag(EJECTED) && !self.has_flag(TRIAL) { remaining(self.until, now) } else { Duration::ZERO }
     }
 
-    /// How long the host asks us to wait yet.
+    /// How long the host asks us to wait, or rests, yet.
     pub fn busy_for(&self, now: Instant) -> Duration {
         remaining(self.busy_until, now)
+    }
+
+    /// Whether it is busy, or was, because it failed at once, and not because it asked us to wait.
+    pub fn rests(&self) -> bool {
+        self.has_flag(RESTS)
+    }
+
+    /// No jobs until then. The longest pause stands.
+    fn pause(&mut self, until: Instant, rests: bool) {
+        if until.0 > self.busy_until {
+            self.busy_until = until.0;
+            self.set_flag(RESTS, rests);
+        }
     }
 
     /// Whether the host is ejected or probing.
@@ -292,7 +305,7 @@ pub fn judge(record: &mut Record, slot: u32, evidence: Evidence, pool: &Pool, no
     match evidence.outcome {
         Outcome::Success => case.succeed(&mut host, random),
         Outcome::Failure => case.fail(&mut host, random),
-        Outcome::Busy(pause) => host.busy_until = host.busy_until.max((now + pause).0),
+        Outcome::Busy(pause) => host.pause(now + pause, false),
         Outcome::Neutral => {}
     }
     if let Some(trial) = trial
@@ -372,7 +385,7 @@ impl Case<'_> {
                 host.eject(Reason::Failures, &pool.failure, now, random);
             } else if pool.queue.is_some() && now.since(self.evidence.begun) < FAST {
                 let rest = REST.saturating_mul(1 << (host.consecutive_failures - 1).min(10)).min(LONGEST_REST);
-                host.busy_until = host.busy_until.max((now + rest).0);
+                host.pause(now + rest, true);
             }
         }
     }

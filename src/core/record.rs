@@ -29,7 +29,7 @@ use crate::config;
 
 pub use insight::{Class, Insight};
 use layout::{DRAIN, MAGIC, PAST, RESERVE, RETIRED};
-pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, SLOW, STRANGER, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
+pub(super) use layout::{EJECTED, FAILS_ENVOY, FAILS_PROBES, RESTS, SLOW, STRANGER, TOLD_EJECTED, TOLD_UNHEALTHY, TRIAL};
 pub use layout::{Front, Header, Host, VERSION, Worker};
 
 /// What the configuration says of a host, as far as the record shows it.

@@ -269,6 +269,20 @@ fn a_busy_host_rests_as_long_as_it_asked_and_is_not_ejected() {
 }
 
 #[test]
+fn a_host_that_is_busy_has_asked_for_it_or_failed_at_once_whichever_lasts_longer() {
+    let mut bench = Bench::of(1, r#", "queue": {}"#);
+    bench.ends(0, Outcome::Failure);
+    assert_eq!((bench.state(0), bench.host(0).rests()), (State::Busy, true));
+    bench.ends(0, Outcome::Busy(Duration::from_millis(100)));
+    assert!(bench.host(0).rests(), "it asked for less than it gets");
+    bench.ends(0, Outcome::Busy(Duration::from_secs(1)));
+    assert!(!bench.host(0).rests());
+    bench.now += 2.0;
+    bench.ends(0, Outcome::Failure);
+    assert_eq!((bench.state(0), bench.host(0).rests()), (State::Busy, true));
+}
+
+#[test]
 fn three_slow_windows_in_a_row_trip_the_breaker_and_two_with_a_fast_one_between_do_not() {
     let keys = r#", "latency_breaker": {"window": 10, "quantile": 0.8, "threshold_ms": 100, "consecutive_windows": 3}"#;
     let mut bench = Bench::of(4, keys);

@@ -176,7 +176,7 @@ packed! {
         pub(in crate::core) slow: u16,
         /// While ejected: when that ends, or when the trial is overdue. Otherwise: when the host was re-admitted, 0 if it never was ejected.
         pub(in crate::core) until: u64,
-        /// Until when the host asked us to wait.
+        /// Until when the host asked us to wait, or rests: see [`RESTS`].
         pub(in crate::core) busy_until: u64,
         /// How often it was ejected, this time included, in this entry's life: a trial belongs to one of them.
         pub ejections: u32,
@@ -264,6 +264,8 @@ pub(in crate::core) const FAILS_ENVOY: u16 = 1 << 6;
 pub(super) const RESERVE: u16 = 1 << 11;
 /// Ejected, because Envoy does not know it.
 pub(in crate::core) const STRANGER: u16 = 1 << 10;
+/// What is [`Host::busy_until`] is a rest after a failure, which the host did not ask for.
+pub(in crate::core) const RESTS: u16 = 1 << 12;
 /// The host has a past: it stands behind the entries.
 pub(super) const PAST: u16 = 1 << 9;
 /// It was told that the host is ejected.

@@ -54,14 +54,23 @@ impl Flapping {
         is_news.then_some(has_host)
     }
 
-    /// Those that have become busy.
-    fn busier(&mut self, record: &Record, now: Instant) -> Vec<(Address, Duration)> {
+    /// Those that have become busy, as the log says it.
+    fn busier(&mut self, record: &Record, now: Instant) -> Vec<String> {
         let busy = || record.hosts().filter(|host| !host.is_retired() && host.state(now) == State::Busy);
-        let news = busy().filter(|host| !self.busy.contains(&host.address())).map(|host| (host.address(), host.busy_for(now)));
+        let news = busy().filter(|host| !self.busy.contains(&host.address())).map(|host| {
+            let why = if host.rests() { "it failed at once" } else { "it asked us to wait" };
+            format!("{} is busy for {}: {why}", host.address(), seconds(host.busy_for(now)))
+        });
         let news = news.collect();
         self.busy = busy().map(|host| host.address()).collect();
         news
     }
+}
+
+/// The shortest rests are of a quarter of a second.
+fn seconds(time: Duration) -> String {
+    let decimals = if time < Duration::from_secs(1) { 2 } else { 1 };
+    format!("{:.decimals$} s", time.as_secs_f64())
 }
 
 impl<H: Host> Worker<H> {
@@ -72,11 +81,8 @@ impl<H: Host> Worker<H> {
         };
         let (has_host, busy) = (flapping.due(now), flapping.busier(record, now));
         self.tell_whether_there_is_a_host(name, has_host);
-        for (address, time) in busy {
-            let line = || {
-                format!("pool {name}: {address} is busy for {:.1} s: it asked us to wait, or failed at once", time.as_secs_f64())
-            };
-            self.said.say(&self.host, BUSY_EACH, ("busy", Level::Info), line);
+        for line in busy {
+            self.said.say(&self.host, BUSY_EACH, ("busy", Level::Info), || format!("pool {name}: {line}"));
         }
     }
 
@@ -129,6 +135,12 @@ mod tests {
         assert_eq!(told(&flaps), [(1.0, false), (14.9, true)]);
         flaps.pop();
         assert_eq!(told(&flaps), [(1.0, false)]);
+    }
+
+    #[test]
+    fn a_quarter_of_a_second_is_one() {
+        let told = [250, 1000, 59_960].map(|millis| seconds(Duration::from_millis(millis)));
+        assert_eq!(told, ["0.25 s", "1.0 s", "60.0 s"]);
     }
 
     #[test]
