@@ -235,6 +235,11 @@ fn of_hosts_that_are_busy_with_each_second_job_a_line_is_told_in_ten_seconds() {
     assert_eq!(busy.len(), 2, "{busy:?}");
     assert!(busy[0].starts_with("plimsoll: pool gpu: 10.0.0.1:80 is busy for 0."), "{busy:?}");
     assert!(busy[1].ends_with(" (and 49 more like it)"), "{busy:?}");
+    // When it is over, a tick tells of those that no line has told of.
+    (0..200).for_each(|_| _ = bench.tick());
+    let busy: Vec<String> = bench.host.logged().into_iter().filter(|line| line.contains("is busy for")).collect();
+    assert_eq!(busy.len(), 3, "{busy:?}");
+    assert!(busy[2].ends_with(" s: it asked us to wait (said before, and 24 more like it since)"), "{busy:?}");
 }
 
 #[test]
