@@ -373,6 +373,46 @@ async fn a_keyboard_is_enough_to_reach_what_is_known_of_any_host() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a browser: see the top of the file"]
+async fn a_host_that_came_back_while_jobs_of_before_run_has_two_columns_and_keys_go_past_both() {
+    let fleet = Fleet::start(3, Gpu::new().slots(50)).await;
+    let envoy = Envoy::new("http2.yaml").hosts(&fleet).pool(json!({})).live().start().await;
+    let held = hold(&envoy, 6, "normal").await;
+    envoy.until("two on each", |hosts| hosts.iter().all(|host| host["in_flight"] == 2)).await;
+    let hosts: Vec<Value> = fleet.addresses().iter().map(|address| json!({"address": address.to_string()})).collect();
+    envoy.reload_pool(json!({"hosts": hosts[1..]})).await.expect("taken up");
+    envoy.until("the first leaves", |hosts| hosts.iter().any(|host| host["state"] == "draining")).await;
+    envoy.reload_pool(json!({"hosts": hosts})).await.expect("taken up");
+    envoy.until("it is back", |hosts| hosts.len() == 4).await;
+    let browser = Browser::start().await;
+    let tab = open(&browser, &envoy, desktop()).await;
+    tab.until("four columns", "document.querySelectorAll('.host').length === 4").await;
+    let names = columns(&tab).await;
+    let mut names: Vec<String> = names
+        .as_array()
+        .expect("columns")
+        .iter()
+        .map(|column| column["address"].to_string() + &column["count"].to_string())
+        .collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 4, "{names:?}");
+    assert!(names.iter().any(|name| name.contains("(before)") && name.contains("2 / ")), "{names:?}");
+    tab.eval("document.querySelector('.host').focus()").await;
+    let mut went = Vec::new();
+    for _ in 0..4 {
+        went.push(tab.eval("[...document.querySelectorAll('.host')].indexOf(document.activeElement)").await);
+        tab.press("ArrowRight").await;
+    }
+    assert_eq!(went, [json!(0), json!(1), json!(2), json!(3)]);
+    // What has not changed is not drawn anew.
+    tab.eval("window.drawn = 0; new MutationObserver(() => window.drawn++).observe(document.querySelector('.hosts'), {childList: true})").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(tab.eval("window.drawn").await, 0);
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a browser: see the top of the file"]
 async fn pools_of_every_kind_have_their_picture_and_names_are_never_markup() {
     let fleet = Fleet::start(2, Gpu::new().slots(100)).await;
     let others = Fleet::start(1, Gpu::new().slots(100)).await;

@@ -5,7 +5,7 @@ pub const PAGE: &str = include_str!("page.html");
 
 /// The page's Content-Security-Policy. The hashes are those of the one script and the one style in it; a test says what they should be.
 pub const POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-nxK4G2jOcpEQiSDr/d4zT7FZn735ZVN32VfrZRR4BHo='; \
+    script-src 'sha256-xzMEAphWfYP/V+u5O5XhRAcGjnZIqVXIb3FNqOpt2nA='; \
     style-src 'sha256-XuNOxCh+67kAmq6yee7TX3swshbrrqRhJ6JNKzbErH8='; \
     connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'; \
     require-trusted-types-for 'script'; trusted-types 'none'";
