@@ -144,6 +144,19 @@ async fn a_client_that_left_is_said_to_have_left() {
     assert!(why(&format!("host=127.0.0.1:9002 {scored}host")).await.starts_with(begin));
     assert!(why(&logged(&format!("host=- {scored}127.0.0.1:9002"))).await.contains(begin));
     assert!(why(&format!("{scored}host")).await.starts_with("its client left while its host worked on it; its host had "));
+    let fleet = Fleet::start(1, Gpu::new().slots(100)).await;
+    let keys = json!({"explain": "log", "max_in_flight": 1, "queue": {}});
+    let (envoy, host) = (Envoy::new("http2.yaml").hosts(&fleet).pool(keys).start().await, fleet.addresses()[0]);
+    let works = envoy.client().post("/works", "{}").header("x-sim-ms", "60000").start().await;
+    envoy.until("it works", |books| books[0]["in_flight"] == 1).await;
+    let waits = envoy.client().post("/waits", "{}").start().await;
+    envoy.until_pool("it waits", |pool| pool["waiting"] == 1).await;
+    waits.abort();
+    let said = why_logged(&envoy, "/waits").await;
+    assert!(said.ends_with(": its client left while it waited"), "{said}");
+    works.abort();
+    let said = why_logged(&envoy, "/works").await;
+    assert!(said.contains(&format!(": its client left while {host} worked on it; {host} had the lowest score, ")), "{said}");
 }
 
 /// What it says of the job with this path, once Envoy has logged it: without the time of day.
