@@ -1,9 +1,33 @@
-"""The hosts of a scripts/run: .run/endpoints.json, which Envoy reads again whenever a file is renamed into .run/."""
+"""The scripts/run of this checkout: whether it runs, where, and its hosts (.run/endpoints.json, which Envoy reads again whenever a file is renamed into .run/)."""
+import fcntl
 import ipaddress
 import json
 import os
+import re
 
 FILE = ".run/endpoints.json"
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
+def runs():
+    """Whether a scripts/run holds its lock."""
+    try:
+        with open(f"{ROOT}/.run/lock", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def status_port():
+    """The port of its status page, or an OSError or ValueError."""
+    with open(f"{ROOT}/.run/envoy.yaml", encoding="utf-8") as file:
+        found = re.search(r"- name: status\n +address: .*port_value: (\d+)", file.read())
+    if found is None:
+        raise ValueError(".run/envoy.yaml has no status listener")
+    return int(found[1])
 
 
 def is_port(text):

@@ -195,6 +195,7 @@ mod tests {
         let verdicts = [Verdict::NoHost, Verdict::Full, Verdict::QueueFull, Verdict::QueueTimeout];
         for keys in ["", r#", "policy": "least_time""#, r#", "policy": "weighted", "telemetry": {}"#] {
             let pool = crate::core::fixture::pool_of(2, keys);
+            lines.push(format!("host=- policy={} kind=job left=queue", pool.policy.word()));
             lines.extend(verdicts.map(|verdict| format!("host=- {}", answered(&pool, verdict, Duration::from_millis(1200)))));
             let parts = match pool.policy {
                 Policy::LeastScore => Parts::Score { jobs: 1.4, latency: 0.6 },
@@ -216,6 +217,7 @@ mod tests {
             for (why, kind, trial) in whys.chain(rest) {
                 let line = chosen(&pool, &Chosen { hosts: vec![0], trial, work: None, why }, kind, Duration::from_millis(40));
                 lines.extend(["1", "2", "11"].map(|attempt| format!("host=10.0.0.9:1 {line} attempt={attempt}")));
+                lines.extend(["host", "10.0.0.9:1"].map(|to| format!("host=- {line} left={to}")));
             }
         }
         lines

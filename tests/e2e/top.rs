@@ -1,6 +1,7 @@
 //! `scripts/top`, in a terminal and piped: in front of a real Envoy, and of pages that no Envoy would serve.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
@@ -42,7 +43,7 @@ fn page_of(hosts: usize, jobs: u64) -> Value {
         })
     };
     json!({"pools": {"gpu": {
-        "policy": "least_time", "hosts": (0..hosts).map(host).collect::<Vec<_>>(), "eligible": hosts - hosts / 10, "waiting": 3, "workers": 2, "drift": 0,
+        "policy": "least_time", "hosts": (0..hosts).map(host).collect::<Vec<_>>(), "eligible": hosts - hosts / 10, "slots": 4 * (hosts - hosts / 10), "waiting": 3, "workers": 2, "drift": 0,
         "queue": {"high": 1, "normal": 2, "low": 0, "longest_wait_ms": 1234, "max_length": 1000}, "discovery": null,
         "recent": [{"ago_ms": 2000, "event": "ejected", "host": "10.0.0.10:8188", "reason": "failures", "for_ms": 10000}],
     }}})
@@ -112,11 +113,18 @@ async fn it_shows_an_ejection_a_queue_that_fills_and_an_envoy_that_is_started_ag
     let screen = terminal
         .until("the queue fills", |screen| screen.line("waiting: 2 of at most 1000 (0 high, 2 normal, 0 low)").is_some())
         .await;
-    assert!(screen.line("8/12 slots taken").is_some() && screen.text().contains(" 4/4 ██████████ serving"), "{}", screen.text());
+    assert!(
+        screen.line("8/8 slots taken, 4 more are out").is_some() && screen.text().contains(" 4/4 ██████████ serving"),
+        "{}",
+        screen.text()
+    );
     let once = piped(top(&front)).await;
     let page = text(&once.stdout);
     assert!(once.status.success() && !page.contains('\u{1b}'), "{page}");
-    assert_eq!(page.lines().filter(|line| line.contains(" ejected ")).count(), 1, "{page}");
+    // Its row, and what happened.
+    let told: Vec<&str> = page.lines().filter(|line| line.contains(" ejected ")).collect();
+    let [row, event] = told[..] else { panic!("{page}") };
+    assert!(row.starts_with(&format!("{ejected} ")) && event.contains(&format!(" ago ejected {ejected}: failures")), "{page}");
     drop((jobs, envoy));
     let screen = terminal
         .until("it says that Envoy is away", |screen| screen.text().contains("trying again; below is what it said"))
@@ -172,6 +180,74 @@ async fn it_shows_what_is_worth_seeing_of_256_hosts_in_a_window_of_any_size() {
     terminal.until("another", |screen| screen.line("c: least_time").is_some() && screen.line("more pools").is_none()).await;
     terminal.keys("sss");
     terminal.until("they are sorted", |screen| screen.lines()[0].contains("slowest")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eighty_columns_show_how_each_host_is_and_cut_no_value() {
+    let page = AdminPage::start().await;
+    let mut pool = page_of(12, 0);
+    pool["pools"]["gpu"]["hosts"][9]["score"] = 123_456.0.into();
+    for (address, expected) in [
+        ("10.0.0.10:8188", "4/4 ████ ejected 8.0 s 500 ms 2 123456 1.00"),
+        ("192.168.100.10:18188", "4/4 ejected 8.0 s 500 ms 2 123456 1.00"),
+    ] {
+        pool["pools"]["gpu"]["hosts"][9]["address"] = address.into();
+        page.show(shown(&pool));
+        let terminal = Terminal::start(&mut top(&page), (80, 24));
+        let screen = terminal.until("it is drawn", |screen| screen.line(address).is_some()).await;
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let (head, row) = (screen.line("in flight").expect("a head"), screen.line(&format!("{address} ")).expect("a row"));
+        assert_eq!(words(&head), "host in flight state latency failed score speed", "{}", screen.text());
+        assert_eq!(words(&row), format!("{address} {expected}"), "{}", screen.text());
+        let title = screen.line("gpu: ").expect("a title");
+        assert!(title.ends_with(" · 17/44 slots taken, 4 more are out"), "{title}");
+        let first = &screen.lines()[0];
+        assert!(first.ends_with("p pool") && first.contains("as listed"), "{first}");
+    }
+    // A drift is the last thing to be left out.
+    pool["pools"]["gpu"]["drift"] = 7.into();
+    page.show(shown(&pool));
+    let mut terminal = Terminal::start(&mut top(&page), (60, 24));
+    terminal
+        .until("it is drawn", |screen| {
+            screen.line("gpu: ").is_some_and(|title| title == "gpu: least_time · drift 7 · 11 of 12 hosts take jobs")
+        })
+        .await;
+    terminal.keys("s");
+    terminal.until("its name is whole", |screen| screen.lines()[0].ends_with("trouble first")).await;
+}
+
+/// Runs `scripts/top` without a URL, in a checkout that has nothing but it and what a `scripts/run` has written.
+async fn top_of(checkout: &Path) -> Output {
+    let scripts = checkout.join("scripts");
+    std::fs::create_dir_all(&scripts).expect("our own directory");
+    for name in ["top", "endpoints.py"] {
+        std::fs::copy(script(name).get_program(), scripts.join(name)).expect("it is there");
+    }
+    piped(Command::new(scripts.join("top"))).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_url_it_shows_the_run_of_its_checkout_while_that_runs() {
+    let (page, checkout) = (AdminPage::start().await, tempfile::tempdir().expect("a temporary directory"));
+    let mut pools = page_of(1, 0);
+    pools["pools"]["of_this_run"] = pools["pools"]["gpu"].take();
+    pools["pools"].as_object_mut().expect("an object").remove("gpu");
+    page.show(shown(&pools));
+    let run = checkout.path().join(".run");
+    std::fs::create_dir(&run).expect("our own directory");
+    let listener = format!(
+        "  - name: status\n    address: {{ socket_address: {{ address: 127.0.0.1, port_value: {} }} }}\n",
+        page.address().port()
+    );
+    std::fs::write(run.join("envoy.yaml"), listener).expect("our own file");
+    let lock = std::fs::File::create(run.join("lock")).expect("our own file");
+    let shows_it = |output: &Output| text(&output.stdout).contains("of_this_run: least_time");
+    // What an earlier run has left says nothing.
+    assert!(!shows_it(&top_of(checkout.path()).await));
+    lock.lock().expect("nobody else has it");
+    let output = top_of(checkout.path()).await;
+    assert!(shows_it(&output), "{}{}", text(&output.stdout), text(&output.stderr));
 }
 
 #[tokio::test(flavor = "multi_thread")]
