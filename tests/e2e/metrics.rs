@@ -273,6 +273,11 @@ async fn hosts_that_left_go_to_0_and_a_dead_worker_is_counted() {
     envoy.settled().await;
     says_what_the_status_says(&envoy).await;
     assert_eq!(Page::of(&envoy).await.sum("state", &[("host", gone)]), Some(0.0));
+    // A pool that no configuration has any more.
+    envoy.reload(json!({"pools": {"another": {"hosts": hosts}}})).await.expect("taken up");
+    let gauges = ["max_in_flight", "state", "hosts", "eligible", "slots", "workers", "record_bytes"];
+    until(&envoy, "the pool has gone", |page| gauges.iter().all(|name| page.sum(name, &[("pool", "gpu")]) == Some(0.0))).await;
+    until(&envoy, "another is there", |page| page.sum("state", &[("pool", "another")]) == Some(2.0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
