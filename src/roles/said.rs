@@ -31,20 +31,20 @@ impl Last {
 }
 
 impl Said {
-    /// Logs a line of this kind, unless one was within `each`. Gives whether it did.
-    pub fn say(
-        &mut self,
-        host: &impl Host,
-        each: Duration,
-        (kind, level): (&'static str, Level),
-        line: impl FnOnce() -> String,
-    ) -> bool {
+    /// Whether a line of this kind would be said now.
+    pub fn has_turn(&self, host: &impl Host, kind: &'static str) -> bool {
+        let now = host.now();
+        self.0.get(kind).is_none_or(|last| !last.is_recent(now))
+    }
+
+    /// Logs a line of this kind, unless one was within `each`: then it is left out, and counted.
+    pub fn say(&mut self, host: &impl Host, each: Duration, (kind, level): (&'static str, Level), line: impl FnOnce() -> String) {
         let now = host.now();
         let mut tail = String::new();
         if let Some(last) = self.0.get_mut(kind) {
             if last.is_recent(now) {
                 last.left_out += 1;
-                return false;
+                return;
             }
             if last.left_out > 0 {
                 tail = format!(" (and {} more like it)", last.left_out);
@@ -53,7 +53,6 @@ impl Said {
         let line = line();
         host.log(level, &format!("plimsoll: {line}{tail}"));
         self.0.insert(kind, Last { at: now, each, level, line, left_out: 0 });
-        true
     }
 
     /// Says how many lines were left out, of the kinds that no other line has followed in time. To be called at each tick.
@@ -95,7 +94,7 @@ mod tests {
         let mut told_after = |millis, jobs| {
             process.pass(Duration::from_millis(millis));
             said.say_what_was_left_out(&host);
-            (0..jobs).for_each(|job| _ = said.say(&host, EACH_SECOND, ("full", Level::Warn), || format!("job {job}")));
+            (0..jobs).for_each(|job| said.say(&host, EACH_SECOND, ("full", Level::Warn), || format!("job {job}")));
             host.logged().split_off(told.replace(host.logged().len()))
         };
         assert_eq!(told_after(5000, 4), ["plimsoll: job 0"]);

@@ -245,7 +245,7 @@ impl<H: Host> Worker<H> {
             // One of a row is told; the counter has them all. Where many fail at once, each has its line in its turn.
             Err(what) if !is_told => {
                 let then = scrape.stale_after().as_secs_f64();
-                let is_told = self.has_said("scrape", Level::Warn, || {
+                let is_told = self.say_in_turn("scrape", Level::Warn, || {
                     format!(
                         "pool {name}: could not read {path} of {address}: {what}; what it said before is unknown once that is {then:.1} s old"
                     )

@@ -392,12 +392,16 @@ impl<H: Host> Worker<H> {
 
     /// Logs a line of this kind at most once a second, with the number of those left out.
     pub fn say(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) {
-        self.has_said(kind, level, line);
+        self.said.say(&self.host, EACH_SECOND, (kind, level), line);
     }
 
-    /// The same, and gives whether it was not left out.
-    pub fn has_said(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) -> bool {
-        self.said.say(&self.host, EACH_SECOND, (kind, level), line)
+    /// The same of a line that will be tried again if this is not its turn, and so is none that is left out. Gives whether it was said.
+    pub fn say_in_turn(&mut self, kind: &'static str, level: Level, line: impl FnOnce() -> String) -> bool {
+        let has_turn = self.said.has_turn(&self.host, kind);
+        if has_turn {
+            self.say(kind, level, line);
+        }
+        has_turn
     }
 
     /// Logs a fault of Envoy's.

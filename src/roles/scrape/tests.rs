@@ -193,6 +193,18 @@ fn whatever_is_no_page_of_use_is_counted_and_said_once_in_a_row() {
 }
 
 #[test]
+fn where_many_pages_fail_at_once_each_has_its_line_in_its_turn_and_none_is_left_out() {
+    let mut bench = Bench::new(&Process::new(1), 6, TGI);
+    for _ in 0..300 {
+        for call in bench.tick() {
+            bench.answer(call.token, Some("404"), "");
+        }
+    }
+    let each: Vec<usize> = (0..6).map(|host| bench.logged(&format!("could not read /metrics of {}: ", address(host)))).collect();
+    assert_eq!((each, bench.logged("more like it")), (vec![1; 6], 0), "{:?}", bench.host.logged());
+}
+
+#[test]
 fn a_question_that_envoy_does_not_send_has_failed_and_is_asked_again_later() {
     let mut bench = Bench::one(TGI);
     bench.host.refuse(Call::Call, 1000);
