@@ -331,9 +331,7 @@ impl<H: Host> Stream<H> {
 
     fn send_to(&mut self, to: Leased, chosen: &Chosen, kind: Kind) -> Flow {
         self.why = explain::to_whom(&to.pool, || explain::chosen(&to.pool, chosen, kind, Duration::ZERO));
-        if let Some((why, _)) = &self.why {
-            explain::foresee(&self.host, why, explain::first(&to.pool, chosen));
-        }
+        explain::foresee(&self.host, self.why.as_ref(), explain::first(&to.pool, chosen));
         let named = name_hosts(&self.host, &to.pool, chosen);
         if kind == Kind::Job {
             (self.leased, self.sent_to) = (Some(to), chosen.hosts.first().copied());
@@ -348,9 +346,7 @@ impl<H: Host> Stream<H> {
 
     fn leave_to_envoy(&mut self, to: Leased, kind: Kind) -> Flow {
         self.why = explain::to_whom(&to.pool, explain::left_to_envoy);
-        if let Some((why, _)) = &self.why {
-            explain::foresee(&self.host, why, None);
-        }
+        explain::foresee(&self.host, self.why.as_ref(), None);
         if kind == Kind::Job
             && let Ok(mut worker) = self.worker.try_borrow_mut()
         {

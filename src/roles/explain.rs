@@ -121,7 +121,8 @@ fn push_whole(line: &mut String, mut rest: u64) {
 }
 
 /// Tells what is to be told should the client leave before there is a response: nobody asks then. The response's word takes its place.
-pub fn foresee(host: &impl Host, why: &str, to: Option<&str>) {
+pub fn foresee(host: &impl Host, why: Option<&(String, Explain)>, to: Option<&str>) {
+    let Some((why, _)) = why else { return };
     let _ = host.set_filter_state("plimsoll.why", format!("{why} left={}", to.unwrap_or("host")).as_bytes());
 }
 

@@ -6,6 +6,7 @@
 //! plimsoll.<version>.hosts.<n> the hosts that Envoy's cluster n has, where a configuration wants to know
 //! plimsoll.<version>.recent.<n> what pool n went through lately
 //! plimsoll.said.<i>            which configuration of the filter's instance i the log speaks of, as a digest
+//! plimsoll.labels.<l>          the values that a metric's label may have, a line each: see `roles/metrics/bounded.rs`
 //! ```
 //!
 //! Keys are never deleted (the ABI cannot), and come from configurations only, never from requests.

@@ -2,10 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use support::{Client, Door, Envoy, Fault, Fleet, Gpu, Reply, RunningEnvoy};
 
 use crate::ejection::Pinned;
+
+/// Lines of this form on Envoy's standard output.
+fn access_log(line: &str) -> Value {
+    json!({"name": "stdout", "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
+        "log_format": {"text_format_source": {"inline_string": line}}}})
+}
 
 /// Two hosts, of which the first is so heavy that it is always the first choice. What the filter leaves in the filter state is in the log.
 async fn start(explain: &str) -> (Fleet, RunningEnvoy) {
@@ -13,13 +20,10 @@ async fn start(explain: &str) -> (Fleet, RunningEnvoy) {
     let [one, two] = fleet.addresses()[..] else { unreachable!("two hosts") };
     let hosts = json!([{"address": one.to_string(), "weight": 1000}, {"address": two.to_string()}]);
     let line = "state of %REQ(x-number)%: %FILTER_STATE(wasm.plimsoll.host:PLAIN)% [%FILTER_STATE(wasm.plimsoll.why:PLAIN)%]\n";
-    let log = json!({"name": "stdout", "typed_config": {
-        "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
-        "log_format": {"text_format_source": {"inline_string": line}}}});
     let envoy = Envoy::new("http2.yaml")
         .hosts(&fleet)
         .pool(json!({"hosts": hosts, "explain": explain}))
-        .connection_manager(json!({"access_log": [log]}))
+        .connection_manager(json!({"access_log": [access_log(line)]}))
         .start()
         .await;
     (fleet, envoy)
@@ -117,13 +121,10 @@ async fn a_trial_is_called_one_and_a_reply_of_our_own_names_no_host() {
 async fn the_log_tells_of_a_job_whose_client_left_where_it_was() {
     let fleet = Fleet::start(1, Gpu::new()).await;
     let line = "state of %REQ(x-number)%: [%FILTER_STATE(wasm.plimsoll.why:PLAIN)%]\n";
-    let log = json!({"name": "stdout", "typed_config": {
-        "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
-        "log_format": {"text_format_source": {"inline_string": line}}}});
     let envoy = Envoy::new("http2.yaml")
         .hosts(&fleet)
         .pool(json!({"max_in_flight": 1, "queue": {}, "explain": "log"}))
-        .connection_manager(json!({"access_log": [log]}))
+        .connection_manager(json!({"access_log": [access_log(line)]}))
         .start()
         .await;
     let ask = |number: &str| envoy.client().post("/prompt", "{}").header("x-sim-ms", "600000").header("x-number", number);

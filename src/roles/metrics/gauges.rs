@@ -244,11 +244,10 @@ fn of_host(record: &Record, entry: &Entry, slot: u32, score: f64, now: Instant) 
 
 fn of_pool(record: &Record, now: Instant) -> BTreeMap<(Family, Of), u64> {
     let mut values = BTreeMap::new();
-    let (mut states, mut eligible) = ([0; State::ALL.len()], 0);
+    let mut states = [0; State::ALL.len()];
     for entry in record.hosts() {
         let state = entry.state(now);
         states.iter_mut().zip(State::ALL).filter(|(_, each)| *each == state).for_each(|(count, _)| *count += 1);
-        eligible += u64::from(entry.is_eligible(now));
     }
     values.extend(State::ALL.into_iter().zip(states).map(|(state, count)| ((Family::Hosts, Of::Word(state.word())), count)));
     // A class may have jobs with costs and such without, and names may begin alike: most jobs say it.
@@ -262,9 +261,9 @@ fn of_pool(record: &Record, now: Instant) -> BTreeMap<(Family, Of), u64> {
         values.insert((Family::Waiting, Of::Word(priority.word())), waiting.into());
     }
     let header = &record.header;
-    let slots = Point::of(record, now).slots;
+    let Point { eligible, slots, .. } = Point::of(record, now);
     let mut say = |family, value| _ = values.insert((family, Of::Pool), value);
-    say(Family::Eligible, eligible);
+    say(Family::Eligible, eligible.into());
     say(Family::Slots, slots.into());
     say(Family::NoHost, (!lookout::has_host(record, now)).into());
     say(Family::QueueMaxLength, header.max_length.into());

@@ -307,9 +307,7 @@ impl<H: Host> Worker<H> {
         let waited = self.host.now().since(paused.since);
         self.time(Family::QueueWaitMs, name, Of::Word(paused.priority.word()), waited);
         let why = explain::to_whom(&pool, || explain::chosen(&pool, &chosen, Kind::Job, waited));
-        if let Some((why, _)) = &why {
-            explain::foresee(&self.host, why, explain::first(&pool, &chosen));
-        }
+        explain::foresee(&self.host, why.as_ref(), explain::first(&pool, &chosen));
         *paused.fate.borrow_mut() = Fate::Sent(Sent { pool, to: chosen.hosts.first().copied(), why });
         self.go_on();
     }
@@ -377,6 +375,7 @@ impl<H: Host> Worker<H> {
             Err(fault) => {
                 self.say_fault("answer a request", fault);
                 let why = explain::to_whom(pool, explain::left_to_envoy);
+                explain::foresee(&self.host, why.as_ref(), None);
                 self.take_unplaced(name, stream, pool);
                 *paused.fate.borrow_mut() = Fate::Sent(Sent { pool: pool.clone(), to: None, why });
                 self.go_on();

@@ -165,6 +165,8 @@ fn an_answer_that_envoy_refuses_lets_the_job_go_on() {
     assert_eq!((bench.seen(job.0).replied, bench.seen(job.0).resumed), (None, 1));
     let named = address(0).to_string();
     bench.attempt(job.0, &named, 1);
+    // Should its client leave now, it did not wait any more.
+    assert_eq!(bench.seen(job.0).filter_state["plimsoll.why"], "policy=envoy left=host");
     assert_eq!(bench.respond(&mut job).filter_state["plimsoll.why"], "policy=envoy attempt=1");
     bench.end(job.0, &mut job.1, 200, 10);
     assert_eq!(bench.record().header.beyond_slots, 1);
